@@ -28,7 +28,9 @@ use self::controllers::{Candidate, Slots, Stores};
 pub use self::gateway::serve_gateway;
 use crate::settings::{ApiSettings, CommonSettings, ControllerSettings, ProcessSettings};
 use ::controllers::mail::MailError;
-use domain::{catalogue::file::CatalogueError, delivery::DeliveryLog, provider::PROVIDER};
+use domain::{
+    backup::BackupLimits, catalogue::file::CatalogueError, delivery::DeliveryLog, provider::PROVIDER,
+};
 use providers::{
     RegionalUsage, UsageSource,
     simulator::{Faults, SimulatedUsage},
@@ -444,14 +446,21 @@ fn service(
             Err(complaint) => Err(complaint.to_string()),
         }),
     };
-    let service = Service::with_calls(dependencies, settings.max_api_calls.into())
-        .with_instance_quota(common.default_instance_quota)
-        .with_key_quota(common.api_keys_per_account)
-        .with_network_quota(common.private_networks_per_account)
-        .with_backup_limits(common.backups_per_instance, common.backups_per_account)
-        .with_event_log(common.delivery_log == DeliveryLog::All)
-        .with_log_retention(common.delivery_retention_hours)
-        .with_operator_namespace(&common.process.namespace);
+    let size = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+    let configured = service::Settings {
+        max_calls: settings.max_api_calls.into(),
+        instance_quota: common.default_instance_quota,
+        key_quota: size(common.api_keys_per_account),
+        network_quota: common.private_networks_per_account,
+        backup_limits: BackupLimits {
+            per_instance: size(common.backups_per_instance),
+            per_account: size(common.backups_per_account),
+        },
+        has_event_log: common.delivery_log == DeliveryLog::All,
+        log_retention_hours: common.delivery_retention_hours,
+        operator_namespace: common.process.namespace.clone(),
+    };
+    let service = Service::new(dependencies, configured);
     Arc::new(match &settings.console_gateway_url {
         Some(url) => service.with_console_gateway(url.clone(), watches.client.clone()),
         None => service,

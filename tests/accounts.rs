@@ -9,7 +9,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, Client, Resource as _, ResourceExt as _,
-    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, ObjectMeta, PostParams},
 };
 use resources::{
     Account, AccountSpec, ApiKey, Delivery, Instance, Webhook,
@@ -17,7 +17,7 @@ use resources::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{self, eventually};
+use crate::support::{self, Change as _, eventually};
 
 /// The fixture of account tests.
 struct Accounts {
@@ -188,15 +188,9 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
     support::wait_until_webhooks_are_counted(&quotas).await;
     assert_eq!(hard(&quotas).await, as_decided);
     let more = json!({ "spec": { "hard": { INSTANCES: "99", WEBHOOKS: "99", "count/secrets": "1" } } });
-    quotas
-        .patch("stellage", &PatchParams::default(), &Patch::Merge(more))
-        .await
-        .unwrap();
+    quotas.merge("stellage", &more).await;
     let unlabel = json!({ "metadata": { "labels": { "app.kubernetes.io/managed-by": null } } });
-    test.namespaces
-        .patch("acc-full", &PatchParams::default(), &Patch::Merge(unlabel))
-        .await
-        .unwrap();
+    test.namespaces.merge("acc-full", &unlabel).await;
     eventually(
         "the binding, the quota and the label to be back",
         async || {
@@ -234,10 +228,7 @@ async fn the_quota_holds_for_kubectl_and_is_the_default_again_when_it_is_unset()
     assert!(refused.contains("exceeded quota: stellage"), "{refused}");
 
     let unset = json!({ "spec": { "instanceQuota": null } });
-    test.api
-        .patch("acc-quota", &PatchParams::default(), &Patch::Merge(unset))
-        .await
-        .unwrap();
+    test.api.merge("acc-quota", &unset).await;
     let quotas = test.inside::<ResourceQuota>("acc-quota");
     eventually(
         "the default limit",
@@ -281,10 +272,7 @@ async fn the_webhook_quota_holds_for_kubectl_and_a_new_one_is_counted() {
     let refused = create("two").await.unwrap_err().to_string();
     assert!(refused.contains("exceeded quota: stellage"), "{refused}");
     let more = json!({ "spec": { "webhookQuota": 2 } });
-    test.api
-        .patch("acc-hooks", &PatchParams::default(), &Patch::Merge(more))
-        .await
-        .unwrap();
+    test.api.merge("acc-hooks", &more).await;
     eventually(
         "another webhook to be accepted",
         async || create("two").await,
@@ -330,8 +318,8 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
 
     // Do exactly what the message says.
     let plane = support::shared().await.plane;
-    let arguments: Vec<&str> = command.split(' ').skip(1).collect();
-    support::kubectl(plane, &arguments, None).unwrap();
+    let (_, line) = command.split_once(' ').unwrap();
+    support::kubectl(plane, line, None).unwrap();
     let adopted = test.wait_until_ready("acc-adopts").await;
     assert_eq!(
         condition(&adopted, "NamespaceReady").unwrap().1,
@@ -447,7 +435,7 @@ async fn what_another_account_had_is_adopted_by_nobody_and_a_copy_of_an_account_
         .next()
         .unwrap();
     let plane = support::shared().await.plane;
-    support::kubectl(plane, &command.split(' ').collect::<Vec<_>>(), None).unwrap();
+    support::kubectl(plane, command, None).unwrap();
     test.wait_until_ready("acc-used").await;
 
     let mut first = test.apply("acc-first", |_| {}).await;
@@ -485,7 +473,7 @@ async fn an_account_with_a_protected_instance_loses_nothing_however_it_is_delete
         .wait_for_state("web", resources::InstanceState::Running)
         .await;
     let plane = support::shared().await.plane;
-    let kubectl = |line: &str| support::kubectl(plane, &line.split(' ').collect::<Vec<_>>(), None);
+    let kubectl = |line: &str| support::kubectl(plane, line, None);
     let refused = kubectl(&format!("delete namespace {namespace} --wait=false")).unwrap_err();
     assert!(refused.contains("delete the Account instead"), "{refused}");
     for change in ["stellage.dev/account-", "stellage.dev/account=other --overwrite"] {
@@ -618,16 +606,7 @@ async fn a_deletion_takes_instances_namespace_and_keys_along() {
 
     for name in ["a", "b", "c"] {
         let release = r#"[{"op":"test","path":"/metadata/finalizers/0","value":"example.com/test"},{"op":"remove","path":"/metadata/finalizers/0"}]"#;
-        let patch = [
-            "-n",
-            "acc-full-house",
-            "patch",
-            "instance",
-            name,
-            "--type=json",
-            "-p",
-            release,
-        ];
+        let patch = format!("-n acc-full-house patch instance {name} --type=json -p {release}");
         support::kubectl(plane, &patch, None).unwrap();
     }
     test.wait_until_gone("acc-full-house").await;
@@ -656,11 +635,7 @@ async fn nothing_is_written_while_nothing_changes() {
     let ready = test.wait_until_ready("acc-quiet").await;
     // A change that triggers a reconcile but is irrelevant to the controller.
     let annotate = json!({ "metadata": { "annotations": { "example.com/note": "x" } } });
-    let annotated = test
-        .api
-        .patch("acc-quiet", &PatchParams::default(), &Patch::Merge(annotate))
-        .await
-        .unwrap();
+    let annotated = test.api.merge("acc-quiet", &annotate).await;
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
     let later = test.api.get("acc-quiet").await.unwrap();
     assert_eq!(later.resource_version(), annotated.resource_version());
@@ -677,7 +652,7 @@ async fn the_operator_may_touch_secrets_and_create_keys_in_accounts_namespaces_a
         let operator = Identity::Operator.user();
         let answer = support::kubectl(
             plane,
-            &["auth", "can-i", verb, resource, "--as", operator, "-n", namespace],
+            &format!("auth can-i {verb} {resource} --as {operator} -n {namespace}"),
             None,
         );
         answer.is_ok()
@@ -736,7 +711,7 @@ async fn the_operator_may_touch_secrets_and_create_keys_in_accounts_namespaces_a
 async fn administrators_make_accounts_and_keys_with_the_command() {
     let test = Accounts::new().await;
     let plane = support::shared().await.plane;
-    let stellage = |arguments: &[&str]| support::stellage(plane, arguments);
+    let stellage = |arguments: &[&str]| support::stellage_words(plane, arguments);
     let json_of =
         |arguments: &[&str]| -> Value { serde_json::from_str(&stellage(arguments).unwrap()).unwrap() };
 

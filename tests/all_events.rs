@@ -4,11 +4,10 @@ use std::{collections::BTreeSet, process::Command};
 
 use control_plane::ControlPlane;
 use domain::event::EventType;
-use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::{
-    facade::{contract::expect, create, wait_for},
+    facade::{create, wait_for},
     receivers::{self, Certificate},
     support::{Operator, SELLER, Tenant, eventually, kubectl, own_plane, stellage},
 };
@@ -19,11 +18,9 @@ const ACCOUNT: &str = "all-events";
 /// Requests a backup and waits until it has this status.
 async fn back_up(tenant: &Tenant, instance: &str, status: &str) {
     let path = format!("/v1/instances/{instance}/backups");
-    let made = expect(tenant, 201, Method::POST, &path, Some(&json!({})), &[])
-        .await
-        .json();
+    let made = tenant.post(201, &path, &json!({})).await.json();
     let path = format!("/v1/backups/{}", made["data"]["id"].as_str().unwrap());
-    let look = async || expect(tenant, 200, Method::GET, &path, None, &[]).await.json();
+    let look = async || tenant.get(&path).await.json();
     eventually(status, look, |shown: &Value| shown["data"]["status"] == status).await;
 }
 
@@ -31,7 +28,7 @@ fn annotate(plane: &ControlPlane, instance: &str, annotation: &str) {
     let annotation = format!("simulator.stellage.dev/{annotation}");
     kubectl(
         plane,
-        &["annotate", "instance", "-n", ACCOUNT, instance, &annotation],
+        &format!("annotate instance -n {ACCOUNT} {instance} {annotation}"),
         None,
     )
     .unwrap();
@@ -65,7 +62,7 @@ async fn all_eight_event_types_arrive_signed_at_an_example_receiver() {
     let wanted = EventType::ALL.map(EventType::as_str);
     let url = format!("https://127.0.0.1:{}/", receiver.port());
     let webhook = json!({ "url": url, "events": wanted, "secret": SECRET });
-    expect(&tenant, 201, Method::POST, "/v1/webhooks", Some(&webhook), &[]).await;
+    tenant.post(201, "/v1/webhooks", &webhook).await;
 
     let web = create(&tenant, "web").await;
     wait_for(&tenant, &web, "running").await;
@@ -75,18 +72,14 @@ async fn all_eight_event_types_arrive_signed_at_an_example_receiver() {
     annotate(&plane, &web, "cpu=95");
     let path = format!("/v1/instances/{web}");
     let monitored = json!({ "monitoring_enabled": true });
-    expect(&tenant, 200, Method::PATCH, &path, Some(&monitored), &[]).await;
-    let alerts = async || {
-        expect(&tenant, 200, Method::GET, "/v1/alerts", None, &[])
-            .await
-            .json()
-    };
+    tenant.patch(200, &path, &monitored).await;
+    let alerts = async || tenant.get("/v1/alerts").await.json();
     // More than one if some samples were missing.
     eventually("an alert", alerts, |list| list["pagination"]["total"] != 0).await;
-    expect(&tenant, 202, Method::POST, &format!("{path}/stop"), None, &[]).await;
+    tenant.act(202, &format!("{path}/stop")).await;
     wait_for(&tenant, &web, "stopped").await;
-    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
-    stellage(&plane, &["invoice", "close", "--account", ACCOUNT]).unwrap();
+    tenant.delete(&path).await;
+    stellage(&plane, &format!("invoice close --account {ACCOUNT}")).unwrap();
 
     let mut missing = BTreeSet::from(wanted);
     while !missing.is_empty() {

@@ -16,7 +16,9 @@ use crate::{
         contract::{code, expect, fields},
         create, wait_for,
     },
-    support::{Answer, PATIENCE, Tenant, eventually, kubectl, receivers, receivers::Receiver, shared},
+    support::{
+        Answer, Change as _, PATIENCE, Tenant, eventually, kubectl, receivers, receivers::Receiver, shared,
+    },
     webhooks::{SECRET, body, types},
 };
 
@@ -32,16 +34,13 @@ impl Tenant {
     /// Switches a fault of the simulator on or off.
     async fn fault(&self, instance: &str, fault: Option<&str>) {
         let change = json!({ "metadata": { "annotations": { FAULT_ANNOTATION: fault } } });
-        self.instances()
-            .patch(instance, &PatchParams::default(), &Patch::Merge(&change))
-            .await
-            .unwrap();
+        self.merge(instance, &change).await;
     }
 
     /// Waits until REST shows a status of a backup.
     async fn wait_for_backup(&self, id: &str, status: &str) -> Value {
         let path = format!("/v1/backups/{id}");
-        let look = async || expect(self, 200, Method::GET, &path, None, &[]).await.json();
+        let look = async || self.get(&path).await.json();
         let is = |shown: &Value| shown["data"]["status"] == status;
         eventually(status, look, is).await["data"].clone()
     }
@@ -65,7 +64,7 @@ fn id_of(answer: &Value) -> &str {
 
 async fn post_backup(tenant: &Tenant, instance: &str, body: &Value) -> Answer {
     let path = format!("/v1/instances/{instance}/backups");
-    expect(tenant, 201, Method::POST, &path, Some(body), &[]).await
+    tenant.post(201, &path, body).await
 }
 
 #[tokio::test]
@@ -73,25 +72,17 @@ async fn a_repeated_backup_create_is_answered_although_its_instance_has_changed_
     let tenant = Tenant::new("bkp-answered").await;
     let web = tenant.running("web").await;
     let path = format!("/v1/instances/{web}/backups");
-    let shown = expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("/v1/instances/{web}"),
-        None,
-        &[],
-    )
-    .await;
+    let shown = tenant.get(&format!("/v1/instances/{web}")).await;
     let headers = [("Idempotency-Key", "nightly"), ("If-Match", shown.header("etag"))];
     let first = expect(&tenant, 201, Method::POST, &path, None, &headers).await;
     let id = id_of(&first.json()["data"]).to_owned();
     tenant.wait_for_backup(&id, "completed").await;
     let instance = format!("/v1/instances/{web}");
     let tags = json!({ "tags": ["changed"] });
-    expect(&tenant, 200, Method::PATCH, &instance, Some(&tags), &[]).await;
+    tenant.patch(200, &instance, &tags).await;
     for is_gone in [false, true] {
         if is_gone {
-            expect(&tenant, 204, Method::DELETE, &instance, None, &[]).await;
+            tenant.delete(&instance).await;
         }
         let again = expect(&tenant, 201, Method::POST, &path, None, &headers).await;
         assert_eq!(again.header("idempotency-replayed"), "true");
@@ -151,7 +142,7 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
         format!("/v1/instances/{web}/backups"),
         format!("/v1/backups?instance_id={web}&status=completed"),
     ] {
-        let list = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+        let list = tenant.get(&path).await.json();
         assert_eq!(list["data"], json!([done]), "{path}");
         assert_eq!(list["pagination"]["total"], 1);
     }
@@ -162,19 +153,17 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
         "page=2",
     ] {
         let path = format!("/v1/backups?{filter}");
-        let list = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+        let list = tenant.get(&path).await.json();
         assert_eq!(list["data"], json!([]), "{path}");
     }
 
     // Meanwhile another image is installed; the backup brings its own back.
     let rebuild = format!("/v1/instances/{web}/rebuild");
     let image = json!({ "image": "debian-12" });
-    expect(&tenant, 202, Method::POST, &rebuild, Some(&image), &[]).await;
+    tenant.post(202, &rebuild, &image).await;
     wait_for(&tenant, &web, "running").await;
     let restore = json!({ "backup": id });
-    let restoring = expect(&tenant, 202, Method::POST, &rebuild, Some(&restore), &[])
-        .await
-        .json();
+    let restoring = tenant.post(202, &rebuild, &restore).await.json();
     assert_eq!(restoring["data"]["status"], "rebuilding");
     assert!(restoring["message"].as_str().unwrap().contains(id), "{restoring}");
     let restored = wait_for(&tenant, &web, "running").await;
@@ -183,7 +172,7 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
     let name = id.replace('_', "-");
     assert_eq!(object.spec.restore_from.as_deref(), Some(&*name));
     assert_eq!(object.status.unwrap().restored_from.as_deref(), Some(&*name));
-    expect(&tenant, 202, Method::POST, &rebuild, Some(&image), &[]).await;
+    tenant.post(202, &rebuild, &image).await;
     wait_for(&tenant, &web, "running").await;
     let object = tenant.instances().get(&web).await.unwrap();
     assert_eq!(
@@ -203,14 +192,14 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
     wait_for(&tenant, id_of(&copy["data"]), "running").await;
 
     let path = format!("/v1/backups/{id}");
-    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+    tenant.delete(&path).await;
     expect(&tenant, 404, Method::GET, &path, None, &[]).await;
     // A repeated request gets the same answer, although the backup is gone.
     for (status, path, body) in [(201, "/v1/instances", &order), (202, rebuild.as_str(), &restore)] {
         let repeated = expect(&tenant, status, Method::POST, path, Some(body), &key).await;
         assert_eq!(repeated.header("idempotency-replayed"), "true");
         assert_eq!(repeated.json()["data"]["id"], copy["data"]["id"]);
-        let refused = expect(&tenant, 422, Method::POST, path, Some(body), &[]).await;
+        let refused = tenant.post(422, path, body).await;
         assert_eq!(fields(&refused), ["backup"]);
         let other =
             json!({ "backup": "bkp_0000000000000000", "name": "-", "region": "fr-par-1", "plan": "starter" });
@@ -218,7 +207,7 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
         assert_eq!(code(&reused), "idempotency_key_reused");
     }
     let wrong = json!({ "name": "-", "plan": "starter", "region": "fr-par-1", "backup": id });
-    let refused = expect(&tenant, 422, Method::POST, "/v1/instances", Some(&wrong), &[]).await;
+    let refused = tenant.post(422, "/v1/instances", &wrong).await;
     assert_eq!(fields(&refused), ["backup", "name"]);
     let gone = await_condition(
         tenant.backups(),
@@ -236,7 +225,7 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
     let manifest =
         include_str!("../examples/backup.yaml").replace("namespace: ada", "namespace: bkp-kubectl");
     // Create the backup first: it waits for its instance.
-    kubectl(plane, &["apply", "-f", "-"], Some(&manifest)).unwrap();
+    kubectl(plane, "apply -f -", Some(&manifest)).unwrap();
     let look = async || tenant.backups().get("before-upgrade").await.unwrap();
     let waits = |backup: &Backup| {
         let status = backup.status.as_ref();
@@ -251,31 +240,19 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
             instance.spec.power_state = resources::PowerState::Stopped;
         })
         .await;
-    let words = [
-        "-n",
-        "bkp-kubectl",
-        "wait",
-        "--for=condition=Ready",
-        "bkp/before-upgrade",
-        "--timeout=120s",
-    ];
-    kubectl(plane, &words, None).unwrap();
-    let table = kubectl(plane, &["-n", "bkp-kubectl", "get", "backups"], None).unwrap();
+    let words = "-n bkp-kubectl wait --for=condition=Ready bkp/before-upgrade --timeout=120s";
+    kubectl(plane, words, None).unwrap();
+    let table = kubectl(plane, "-n bkp-kubectl get backups", None).unwrap();
     for column in ["NAME", "INSTANCE", "PHASE", "SIZE-GB", "AGE", "Completed", "web"] {
         assert!(table.contains(column), "{table}");
     }
-    let told = kubectl(plane, &["explain", "instance.spec.restoreFrom"], None).unwrap();
+    let told = kubectl(plane, "explain instance.spec.restoreFrom", None).unwrap();
     assert!(told.contains("rebuildRequestedAt"), "{told}");
     let patch = |spec: Value| {
         let tenant = &tenant;
         async move {
             let change = json!({ "spec": spec });
-            let params = PatchParams::default();
-            tenant
-                .instances()
-                .patch("web", &params, &Patch::Merge(&change))
-                .await
-                .unwrap()
+            tenant.merge("web", &change).await
         }
     };
     let request = |name: &str, image: &str, at: &str| json!({ "restoreFrom": name, "image": image, "rebuildRequestedAt": at });
@@ -307,7 +284,7 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
             })
             .await;
         let path = format!("/v1/instances/{id}");
-        let look = async || expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+        let look = async || tenant.get(&path).await.json();
         eventually(in_rest, look, |shown| {
             let message = shown["data"]["status_message"].as_str();
             message.is_some_and(|message| message.contains(in_rest))
@@ -320,7 +297,7 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
         ("stop", "stopping", InstanceState::Stopped),
     ] {
         let path = format!("/v1/instances/{id}/{action}");
-        let answer = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+        let answer = tenant.act(202, &path).await.json();
         assert_eq!(answer["data"]["status"], shown);
         tenant.wait_for_state("web", state).await;
     }
@@ -357,9 +334,9 @@ async fn a_backup_that_is_deleted_before_it_has_been_restored_stays_until_then()
     tenant.fault(&web, Some("unreachable")).await;
     let rebuild = format!("/v1/instances/{web}/rebuild");
     let restore = json!({ "backup": id });
-    expect(&tenant, 202, Method::POST, &rebuild, Some(&restore), &[]).await;
+    tenant.post(202, &rebuild, &restore).await;
     let path = format!("/v1/backups/{id}");
-    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+    tenant.delete(&path).await;
     expect(&tenant, 404, Method::GET, &path, None, &[]).await;
     let name = id.replace('_', "-");
     let look = async || tenant.backups().get(&name).await.unwrap();
@@ -399,27 +376,14 @@ async fn an_instance_whose_backup_is_gone_says_what_to_do_and_is_made_from_its_i
         })
         .await;
     let id = tenant.instances().get("web").await.unwrap().id();
-    let shown = expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("/v1/instances/{id}"),
-        None,
-        &[],
-    )
-    .await
-    .json();
+    let shown = tenant.get(&format!("/v1/instances/{id}")).await.json();
     let message = shown["data"]["status_message"].as_str().unwrap();
     assert!(
         message.starts_with("the backup that it is to be restored from is gone"),
         "{shown}"
     );
     let change = json!({ "spec": { "restoreFrom": null } });
-    tenant
-        .instances()
-        .patch("web", &PatchParams::default(), &Patch::Merge(&change))
-        .await
-        .unwrap();
+    tenant.merge("web", &change).await;
     tenant.wait_for_state("web", InstanceState::Running).await;
 }
 
@@ -437,10 +401,8 @@ async fn an_instance_deleted_during_a_backup_fails_it_first_and_keeps_its_comple
     tenant.fault(&web, Some("unreachable")).await;
     let ended = tenant.backup_of(&web).await;
     let path = format!("/v1/instances/{web}");
-    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
-    let shown = expect(&tenant, 200, Method::GET, "/v1/backups", None, &[])
-        .await
-        .json();
+    tenant.delete(&path).await;
+    let shown = tenant.get("/v1/backups").await.json();
     assert_eq!(shown["data"][1]["instance_deleted"], true, "{shown}");
     let failed = tenant.wait_for_backup(id_of(&ended), "failed").await;
     assert_eq!(
@@ -459,7 +421,7 @@ async fn an_instance_deleted_during_a_backup_fails_it_first_and_keeps_its_comple
     assert_eq!(event["data"]["instance"]["id"], web.as_str());
 
     let of_it = format!("/v1/backups?instance_id={web}");
-    let left = expect(&tenant, 200, Method::GET, &of_it, None, &[]).await.json();
+    let left = tenant.get(&of_it).await.json();
     assert_eq!(left["pagination"]["total"], 2);
     let marked = async || tenant.all_backups().await;
     eventually("both to be marked", marked, |all| {
@@ -472,9 +434,7 @@ async fn an_instance_deleted_during_a_backup_fails_it_first_and_keeps_its_comple
     })
     .await;
     let order = json!({ "name": "new", "plan": "business", "region": "fr-par-1", "backup": kept["id"] });
-    let new = expect(&tenant, 201, Method::POST, "/v1/instances", Some(&order), &[])
-        .await
-        .json();
+    let new = tenant.post(201, "/v1/instances", &order).await.json();
     wait_for(&tenant, id_of(&new["data"]), "running").await;
 }
 
@@ -487,9 +447,7 @@ async fn requests_that_cannot_be_are_refused_as_decided() {
     let foreign = other.running("web").await;
     let foreign = other.backup_of(&foreign).await;
     let big = json!({ "name": "big", "plan": "business", "region": "fr-par-1", "image": "debian-13" });
-    let big = expect(&tenant, 201, Method::POST, "/v1/instances", Some(&big), &[])
-        .await
-        .json();
+    let big = tenant.post(201, "/v1/instances", &big).await.json();
     let big = id_of(&big["data"]).to_owned();
     let small = tenant.running("small").await;
     wait_for(&tenant, &big, "running").await;
@@ -506,7 +464,7 @@ async fn requests_that_cannot_be_are_refused_as_decided() {
         (json!({ "backup": large["id"], "image": "debian-13" }), "backup"),
         (json!({}), "image"),
     ] {
-        let refused = expect(&tenant, 422, Method::POST, &rebuild, Some(&body), &[]).await;
+        let refused = tenant.post(422, &rebuild, &body).await;
         assert_eq!(
             (code(&refused).as_str(), fields(&refused)),
             ("invalid_input", vec![field.to_owned()]),
@@ -517,7 +475,7 @@ async fn requests_that_cannot_be_are_refused_as_decided() {
             .as_object_mut()
             .unwrap()
             .extend(body.as_object().unwrap().clone());
-        let refused = expect(&tenant, 422, Method::POST, "/v1/instances", Some(&order), &[]).await;
+        let refused = tenant.post(422, "/v1/instances", &order).await;
         assert_eq!(fields(&refused), [field], "{order}");
     }
     let answers = [
@@ -526,11 +484,7 @@ async fn requests_that_cannot_be_are_refused_as_decided() {
     ];
     let [unknown, anothers] = answers.map(|body| {
         let (tenant, rebuild) = (&tenant, &rebuild);
-        async move {
-            expect(tenant, 422, Method::POST, rebuild, Some(&body), &[])
-                .await
-                .json()
-        }
+        async move { tenant.post(422, rebuild, &body).await.json() }
     });
     assert_eq!(
         unknown.await["error"]["details"],
@@ -541,7 +495,7 @@ async fn requests_that_cannot_be_are_refused_as_decided() {
     tenant.fault(&small, Some("unreachable")).await;
     let running = tenant.backup_of(&small).await;
     let backups = format!("/v1/instances/{small}/backups");
-    let refused = expect(&tenant, 409, Method::POST, &backups, None, &[]).await;
+    let refused = tenant.act(409, &backups).await;
     assert_eq!(
         (code(&refused).as_str(), fields(&refused)),
         ("invalid_state", vec!["status".to_owned()])
@@ -553,7 +507,7 @@ async fn requests_that_cannot_be_are_refused_as_decided() {
         ("invalid_state", vec!["status".to_owned()])
     );
     let body = json!({ "backup": running["id"] });
-    let refused = expect(&tenant, 409, Method::POST, &rebuild, Some(&body), &[]).await;
+    let refused = tenant.post(409, &rebuild, &body).await;
     assert_eq!(code(&refused), "invalid_state");
     tenant.fault(&small, None).await;
     tenant.wait_for_backup(id_of(&running), "completed").await;
@@ -574,7 +528,7 @@ async fn requests_that_cannot_be_are_refused_as_decided() {
         .unwrap();
     wait_for(&tenant, "i-slowslowslowslow", "provisioning").await;
     let path = "/v1/instances/i-slowslowslowslow/backups";
-    let refused = expect(&tenant, 409, Method::POST, path, None, &[]).await;
+    let refused = tenant.act(409, path).await;
     assert_eq!(
         (code(&refused).as_str(), fields(&refused)),
         ("invalid_state", vec!["status".to_owned()])
@@ -585,7 +539,7 @@ async fn requests_that_cannot_be_are_refused_as_decided() {
         (json!({ "name": "no spaces" }), "name"),
         (json!({ "size": 1 }), "size"),
     ] {
-        let refused = expect(&tenant, 422, Method::POST, &backups, Some(&body), &[]).await;
+        let refused = tenant.post(422, &backups, &body).await;
         assert_eq!(fields(&refused), [field]);
     }
 }
@@ -613,7 +567,7 @@ async fn a_create_is_repeated_safely_and_preconditions_hold() {
     expect(&tenant, 412, Method::POST, &path, None, &stale).await;
     let backup = format!("/v1/backups/{id}");
     expect(&tenant, 412, Method::DELETE, &backup, None, &stale).await;
-    let shown = expect(&tenant, 200, Method::GET, &backup, None, &[]).await;
+    let shown = tenant.get(&backup).await;
     let current = [("If-Match", shown.header("etag"))];
     expect(&tenant, 204, Method::DELETE, &backup, None, &current).await;
 }
@@ -627,7 +581,7 @@ async fn the_thirty_first_manual_backup_of_an_instance_is_refused() {
         tenant.wait_for_backup(id_of(&made), "completed").await;
     }
     let path = format!("/v1/instances/{web}/backups");
-    let refused = expect(&tenant, 403, Method::POST, &path, None, &[]).await;
+    let refused = tenant.act(403, &path).await;
     assert_eq!(code(&refused), "resource_limit_exceeded");
     // With kubectl the object exists, but the result is the same.
     let backup: Backup = serde_json::from_value(json!({
@@ -653,17 +607,14 @@ async fn the_thirty_first_manual_backup_of_an_instance_is_refused() {
         .find(|b| b.phase() == BackupPhase::Completed)
         .unwrap();
     let path_of_oldest = format!("/v1/backups/{}", oldest.id());
-    expect(&tenant, 204, Method::DELETE, &path_of_oldest, None, &[]).await;
-    expect(&tenant, 201, Method::POST, &path, None, &[]).await;
+    tenant.delete(&path_of_oldest).await;
+    tenant.act(201, &path).await;
 }
 
 /// Makes the operator believe that the next backup of an instance is due.
 async fn make_due(operator: &Api<Instance>, name: &str, at: &str) {
     let change = json!({ "status": { "nextBackupAt": at } });
-    operator
-        .patch_status(name, &PatchParams::default(), &Patch::Merge(&change))
-        .await
-        .unwrap();
+    operator.merge_status(name, &change).await;
 }
 
 #[tokio::test]
@@ -674,7 +625,7 @@ async fn the_schedule_makes_one_backup_for_each_due_time_keeps_seven_and_tells_o
     let web = tenant.running("web").await;
     let path = format!("/v1/instances/{web}");
     let on = json!({ "backup_enabled": true });
-    expect(&tenant, 200, Method::PATCH, &path, Some(&on), &[]).await;
+    tenant.patch(200, &path, &on).await;
     let is_planned = |instance: Option<&Instance>| {
         let status = instance.and_then(|instance| instance.status.as_ref());
         status.is_some_and(|status| {
@@ -720,9 +671,7 @@ async fn the_schedule_makes_one_backup_for_each_due_time_keeps_seven_and_tells_o
         *days == expected && *all == 8
     })
     .await;
-    let list = expect(&tenant, 200, Method::GET, "/v1/backups?limit=100", None, &[])
-        .await
-        .json();
+    let list = tenant.get("/v1/backups?limit=100").await.json();
     let scheduled = list["data"]
         .as_array()
         .unwrap()
@@ -740,7 +689,7 @@ async fn the_schedule_makes_one_backup_for_each_due_time_keeps_seven_and_tells_o
     assert_eq!(told["data"]["error"]["code"], "storage_unavailable");
     assert_eq!(told["data"]["backup"]["scheduled"], true);
     let off = json!({ "backup_enabled": false });
-    expect(&tenant, 200, Method::PATCH, &path, Some(&off), &[]).await;
+    tenant.patch(200, &path, &off).await;
     let is_off = |instance: Option<&Instance>| {
         let status = instance.and_then(|instance| instance.status.as_ref());
         status.is_some_and(|status| status.next_backup_at.is_none())
@@ -770,7 +719,7 @@ async fn an_account_is_held_back_by_its_backups_and_says_so() {
     };
     eventually("the condition", look, says_so).await;
     let path = format!("/v1/instances/{web}");
-    let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+    let shown = tenant.get(&path).await;
     assert_eq!(shown.json()["data"]["status"], "running", "nothing is touched");
     let name = id_of(&kept).replace('_', "-");
     tenant

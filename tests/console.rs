@@ -8,7 +8,7 @@ use std::{
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams},
 };
 use parking_lot::Mutex;
 use reqwest::{Method, StatusCode, header::HeaderMap, redirect::Policy};
@@ -16,7 +16,7 @@ use resources::{ApiKey, InstanceState, api_key::LINK_ANNOTATION};
 use serde_json::json;
 
 use crate::support::{
-    Operator, PATIENCE, Tenant, accepted_after_revocation, eventually, new_key,
+    Change as _, Operator, PATIENCE, Tenant, accepted_after_revocation, eventually, new_key,
     receivers::{Answer, Receiver},
     remember_secret, shared, stellage,
 };
@@ -1347,18 +1347,9 @@ async fn a_link_signs_in_one_person_once_whichever_replica_is_asked() {
     let tenant = Tenant::new("console-link").await;
     let mut replica = Operator::start(plane, &["api"]).await;
     let make = |scope: &str| {
-        let arguments = [
-            "console",
-            "link",
-            "--account",
-            "console-link",
-            "--url",
-            "https://cloud.example",
-            "--scope",
-            scope,
-            "--output",
-            "json",
-        ];
+        let arguments = format!(
+            "console link --account console-link --url https://cloud.example --scope {scope} --output json"
+        );
         let printed = stellage(plane, &arguments).unwrap();
         serde_json::from_str::<serde_json::Value>(&printed).unwrap()
     };
@@ -1422,9 +1413,7 @@ async fn a_link_signs_in_one_person_once_whichever_replica_is_asked() {
     let link = keys.get(name).await.unwrap().metadata.annotations.unwrap()[LINK_ANNOTATION].clone();
     let (digest, _) = link.split_once(' ').unwrap();
     let expired = json!({ "metadata": { "annotations": { LINK_ANNOTATION: format!("{digest} 2026-01-01T00:00:00Z") } } });
-    keys.patch(name, &PatchParams::default(), &Patch::Merge(&expired))
-        .await
-        .unwrap();
+    keys.merge(name, &expired).await;
     let query = url::Url::parse(made["url"].as_str().unwrap()).unwrap();
     let fields: Vec<(String, String)> = query.query_pairs().into_owned().collect();
     let fields: Vec<(&str, &str)> = fields.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();

@@ -120,7 +120,7 @@ impl Console {
 pub async fn ticket(tenant: &Tenant, id: &str, r#type: &str) -> String {
     let body = json!({ "type": r#type });
     let path = format!("/v1/instances/{id}/console");
-    let answer = expect(tenant, 201, Method::POST, &path, Some(&body), &[]).await;
+    let answer = tenant.post(201, &path, &body).await;
     let data = &answer.json()["data"];
     assert_eq!(data["type"], r#type);
     let url = data["url"].as_str().unwrap().to_owned();
@@ -141,7 +141,7 @@ async fn running(tenant: &Tenant) -> String {
 /// The account with another key, and the key's id.
 async fn with_new_key(tenant: &Tenant) -> (Tenant, String) {
     let body = json!({ "name": "laptop" });
-    let made = expect(tenant, 201, Method::POST, "/v1/keys", Some(&body), &[]).await;
+    let made = tenant.post(201, "/v1/keys", &body).await;
     let key = &made.json()["data"];
     let other = Tenant {
         namespace: tenant.namespace.clone(),
@@ -158,12 +158,12 @@ async fn a_ticket_opens_the_serial_line_once_and_the_log_says_who_did_but_not_wh
     const TYPED: &str = "hunter2-in-the-line";
     let tenant = Tenant::new("console-once").await;
     let id = running(&tenant).await;
-    let regions = expect(&tenant, 200, Method::GET, "/v1/regions", None, &[]).await;
+    let regions = tenant.get("/v1/regions").await;
     assert_eq!(regions.json()["data"][0]["consoles"], json!(["serial"]));
     let before = Timestamp::now();
     let body = json!({ "type": "serial" });
     let path = format!("/v1/instances/{id}/console");
-    let answer = expect(&tenant, 201, Method::POST, &path, Some(&body), &[]).await;
+    let answer = tenant.post(201, &path, &body).await;
     let data = answer.json()["data"].clone();
     let expires_at: Timestamp = data["expires_at"].as_str().unwrap().parse().unwrap();
     let lasts = expires_at.duration_since(before);
@@ -183,15 +183,7 @@ async fn a_ticket_opens_the_serial_line_once_and_the_log_says_who_did_but_not_wh
     console.types("uname\r").await;
     assert!(console.shows("ada@web:~$ ").await.contains("\r\nLinux\r\n"));
     console.types("ip addr\r").await;
-    let address = expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("/v1/instances/{id}"),
-        None,
-        &[],
-    )
-    .await;
+    let address = tenant.get(&format!("/v1/instances/{id}")).await;
     let address = address.json()["data"]["ip_address"].as_str().unwrap().to_owned();
     assert!(console.shows("scope global eth0").await.contains(&address));
     console.types(&format!("{TYPED}\r")).await;
@@ -238,9 +230,7 @@ async fn there_is_no_ticket_for_a_console_that_cannot_be_opened() {
     let tenant = Tenant::new("console-refused").await;
     let id = running(&tenant).await;
     let path = format!("/v1/instances/{id}/console");
-    let post = async |tenant: &Tenant, status: u16, body: Value| {
-        expect(tenant, status, Method::POST, &path, Some(&body), &[]).await
-    };
+    let post = async |tenant: &Tenant, status: u16, body: Value| tenant.post(status, &path, &body).await;
     for body in [
         json!({ "type": "vnc" }),
         json!({ "type": "telnet" }),

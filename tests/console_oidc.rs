@@ -2,10 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use kube::{
-    Api,
-    api::{ListParams, Patch, PatchParams},
-};
+use kube::{Api, api::ListParams};
 use reqwest::{Method, StatusCode};
 use resources::ApiKey;
 use serde_json::{Value, json};
@@ -14,7 +11,7 @@ use crate::{
     audit,
     console::{Page, Person},
     support::{
-        Operator, Tenant, eventually,
+        Change as _, Operator, Tenant, eventually,
         oidc::{Behaviour, CLIENT, CONSOLE, Forgery, OidcProvider},
         shared,
     },
@@ -441,9 +438,7 @@ async fn sign_ins_never_use_up_the_quota_of_keys() {
     let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let before = sign_ins(&tenant).await;
     let expired = json!({ "spec": { "expiresAt": "2026-01-01T00:00:00Z" } });
-    keys.patch(&before[0], &PatchParams::default(), &Patch::Merge(&expired))
-        .await
-        .unwrap();
+    keys.merge(&before[0], &expired).await;
     let path = format!("/v1/keys/{}", before[0]);
     let look = async || tenant.call(Method::GET, &path, None).await.json()["data"]["expires_at"].clone();
     eventually("the key to expire", look, |end| {

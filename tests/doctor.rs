@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, fs::File, io::Read as _, path::Path, process::C
 use control_plane::{ControlPlane, Identity};
 use flate2::read::GzDecoder;
 use jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
 use providers::simulator::FAULT_ANNOTATION;
 use reqwest::Method;
 use resources::{Account, InstanceState, Webhook, account::Billing, conditions};
@@ -13,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::{
     support::{
-        Operator, STELLAGE, Tenant, as_operator, eventually, kubectl, own_plane, receiver_arguments,
+        Change as _, Operator, STELLAGE, Tenant, as_operator, eventually, kubectl, kubectl_words, own_plane,
+        receiver_arguments,
         receivers::{Answer, Receiver},
     },
     webhooks::SECRET,
@@ -83,13 +83,7 @@ async fn finds_nothing(plane: &ControlPlane) {
 
 fn apply(plane: &ControlPlane, file: &str) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
-    let apply = [
-        "apply",
-        "--server-side",
-        "--force-conflicts",
-        "-f",
-        file.to_str().unwrap(),
-    ];
+    let apply = format!("apply --server-side --force-conflicts -f {}", file.display());
     kubectl(plane, &apply, None).unwrap();
 }
 
@@ -105,7 +99,7 @@ fn change_schema(plane: &ControlPlane, operation: &str, path: &str, value: Value
         "-p",
         &patch,
     ];
-    kubectl(plane, &patch, None).unwrap();
+    kubectl_words(plane, &patch, None).unwrap();
 }
 
 /// The exit status and the complaints for a user who may read nothing.
@@ -142,21 +136,26 @@ async fn break_the_installation(plane: &ControlPlane) {
     let binding = "operator-status.stellage.dev";
     kubectl(
         plane,
-        &["delete", "validatingadmissionpolicybinding", binding],
+        &format!("delete validatingadmissionpolicybinding {binding}"),
         None,
     )
     .unwrap();
     finds(plane, "policies", "failed", binding, &[]).await;
-    kubectl(plane, &["delete", "validatingadmissionpolicy", binding], None).unwrap();
+    kubectl(
+        plane,
+        &format!("delete validatingadmissionpolicy {binding}"),
+        None,
+    )
+    .unwrap();
     finds(plane, "policies", "failed", "missing: operator-status", &[]).await;
     apply(plane, "crds/operator-only.yaml");
     finds_nothing(plane).await;
     // As in an installation with other names.
     for other in [":elsewhere:stellage'", ":stellage-system:cloud'"] {
-        let get = ["get", "validatingadmissionpolicy", binding, "--output", "json"];
+        let get = format!("get validatingadmissionpolicy {binding} --output json");
         let policy = kubectl(plane, &get, None).unwrap();
         let policy = policy.replace(":stellage-system:stellage'", other);
-        kubectl(plane, &["replace", "-f", "-"], Some(&policy)).unwrap();
+        kubectl(plane, "replace -f -", Some(&policy)).unwrap();
         let message =
             "do not name all service accounts of the operator, stellage: operator-status.stellage.dev";
         finds(plane, "policies", "failed", message, &[]).await;
@@ -164,11 +163,11 @@ async fn break_the_installation(plane: &ControlPlane) {
         finds_nothing(plane).await;
     }
 
-    kubectl(plane, &["delete", "clusterrolebinding", "stellage"], None).unwrap();
+    kubectl(plane, "delete clusterrolebinding stellage", None).unwrap();
     finds(plane, "rights", "failed", "stellage may not: ", &[]).await;
     apply(plane, "deploy/rbac.yaml");
     finds_nothing(plane).await;
-    kubectl(plane, &["delete", "clusterrole", "stellage-account"], None).unwrap();
+    kubectl(plane, "delete clusterrole stellage-account", None).unwrap();
     finds(plane, "rights", "failed", " secrets in doctor", &[]).await;
     apply(plane, "deploy/rbac.yaml");
     finds_nothing(plane).await;
@@ -185,26 +184,18 @@ async fn break_the_installation(plane: &ControlPlane) {
             } }],
         },
     });
-    kubectl(plane, &["create", "-f", "-"], Some(&pod.to_string())).unwrap();
+    kubectl(plane, "create -f -", Some(&pod.to_string())).unwrap();
     finds(plane, "pods", "failed", "none of 1 is ready: stuck", &[]).await;
-    let delete = [
-        "-n",
-        "stellage-system",
-        "delete",
-        "pod",
-        "stuck",
-        "--grace-period=0",
-        "--force",
-    ];
-    kubectl(plane, &delete, None).unwrap();
+    let delete = "-n stellage-system delete pod stuck --grace-period=0 --force";
+    kubectl(plane, delete, None).unwrap();
 
     let account = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "squatter" },
         "spec": { "email": "s@example.com", "namespace": "default" },
     });
-    kubectl(plane, &["create", "-f", "-"], Some(&account.to_string())).unwrap();
+    kubectl(plane, "create -f -", Some(&account.to_string())).unwrap();
     finds(plane, "accounts", "failed", "squatter", &["mail"]).await;
-    kubectl(plane, &["delete", "account", "squatter"], None).unwrap();
+    kubectl(plane, "delete account squatter", None).unwrap();
     finds_nothing(plane).await;
 }
 
@@ -214,7 +205,7 @@ async fn take_a_right_from_one_of_two_service_accounts(plane: &ControlPlane) {
         env!("CARGO_MANIFEST_DIR"),
         "/crates/cli/src/doctor/separate_rights.yaml"
     );
-    kubectl(plane, &["apply", "-f", file], None).unwrap();
+    kubectl(plane, &format!("apply -f {file}"), None).unwrap();
     for (role, account) in [
         ("stellage-account-api", "stellage-api"),
         ("stellage-account", "stellage-controller"),
@@ -223,7 +214,7 @@ async fn take_a_right_from_one_of_two_service_accounts(plane: &ControlPlane) {
             format!("--clusterrole={role}"),
             format!("--serviceaccount=stellage-system:{account}"),
         );
-        let bind = ["-n", "doctor", "create", "rolebinding", account, &role, &subject];
+        let bind = format!("-n doctor create rolebinding {account} {role} {subject}");
         kubectl(plane, &bind, None).unwrap();
     }
     let look = async || {
@@ -235,8 +226,8 @@ async fn take_a_right_from_one_of_two_service_accounts(plane: &ControlPlane) {
         complaints(&report).remove("rights")
     };
     eventually("rights that suffice", look, Option::is_none).await;
-    let delete = ["-n", "stellage-system", "delete", "role", "stellage-prices"];
-    kubectl(plane, &delete, None).unwrap();
+    let delete = "-n stellage-system delete role stellage-prices";
+    kubectl(plane, delete, None).unwrap();
     let said = eventually("the missing right", look, Option::is_some).await;
     let (outcome, message) = said.unwrap();
     assert_eq!(outcome, "failed");
@@ -246,16 +237,9 @@ async fn take_a_right_from_one_of_two_service_accounts(plane: &ControlPlane) {
     );
     assert!(!message.contains("stellage-controller"), "{message}");
 
-    let unbind = [
-        "-n",
-        "doctor",
-        "delete",
-        "rolebinding",
-        "stellage-api",
-        "stellage-controller",
-    ];
-    kubectl(plane, &unbind, None).unwrap();
-    kubectl(plane, &["delete", "--ignore-not-found", "-f", file], None).unwrap();
+    let unbind = "-n doctor delete rolebinding stellage-api stellage-controller";
+    kubectl(plane, unbind, None).unwrap();
+    kubectl(plane, &format!("delete --ignore-not-found -f {file}"), None).unwrap();
     apply(plane, "deploy/rbac.yaml");
     finds_nothing(plane).await;
 }
@@ -269,11 +253,7 @@ async fn break_what_is_in_it(plane: &ControlPlane, tenant: &Tenant) {
         .await;
     finds(plane, "provider", "warning", "doctor/broken (Provider", &[]).await;
     let mend = json!({ "metadata": { "annotations": { FAULT_ANNOTATION: null } } });
-    tenant
-        .instances()
-        .patch("broken", &PatchParams::default(), &Patch::Merge(&mend))
-        .await
-        .unwrap();
+    tenant.merge("broken", &mend).await;
     finds_nothing(plane).await;
 
     let receiver = Receiver::start(|_| Answer::status(500)).await;
@@ -281,11 +261,7 @@ async fn break_what_is_in_it(plane: &ControlPlane, tenant: &Tenant) {
         .webhook("dead", &receiver.url("/"), &["instance.stopped"])
         .await;
     let stop = json!({ "spec": { "powerState": "Stopped" } });
-    tenant
-        .instances()
-        .patch("broken", &PatchParams::default(), &Patch::Merge(&stop))
-        .await
-        .unwrap();
+    tenant.merge("broken", &stop).await;
     finds(
         plane,
         "webhooks",
@@ -294,7 +270,7 @@ async fn break_what_is_in_it(plane: &ControlPlane, tenant: &Tenant) {
         &[],
     )
     .await;
-    kubectl(plane, &["-n", "doctor", "delete", "webhook", "dead"], None).unwrap();
+    kubectl(plane, "-n doctor delete webhook dead", None).unwrap();
     finds_nothing(plane).await;
 }
 
@@ -355,11 +331,7 @@ async fn a_healthy_installation_is_well_and_each_defect_is_named_with_what_to_do
         ),
         (json!({ "held": 30_000 }), "failed", "30000 held"),
     ] {
-        let patch = Patch::Merge(json!({ "status": status }));
-        webhooks
-            .patch_status("slow", &PatchParams::default(), &patch)
-            .await
-            .unwrap();
+        webhooks.merge_status("slow", &json!({ "status": status })).await;
         finds(&plane, "backlog", outcome, message, &["leader"]).await;
     }
     let renewed = Timestamp::now();
@@ -367,16 +339,7 @@ async fn a_healthy_installation_is_well_and_each_defect_is_named_with_what_to_do
         "holderIdentity": "stellage-import-abcd0123", "renewTime": format!("{renewed:.6}"), "leaseDurationSeconds": i32::MAX,
     } })
     .to_string();
-    let patch = [
-        "-n",
-        "stellage-system",
-        "patch",
-        "lease",
-        "stellage-controller",
-        "--type=merge",
-        "--patch",
-        &lease,
-    ];
+    let patch = format!("-n stellage-system patch lease stellage-controller --type=merge --patch {lease}");
     kubectl(&plane, &patch, None).unwrap();
     finds(
         &plane,
@@ -386,8 +349,8 @@ async fn a_healthy_installation_is_well_and_each_defect_is_named_with_what_to_do
         &["backlog"],
     )
     .await;
-    let delete = ["-n", "stellage-system", "delete", "lease", "stellage-controller"];
-    kubectl(&plane, &delete, None).unwrap();
+    let delete = "-n stellage-system delete lease stellage-controller";
+    kubectl(&plane, delete, None).unwrap();
     finds(
         &plane,
         "leader",
@@ -396,7 +359,7 @@ async fn a_healthy_installation_is_well_and_each_defect_is_named_with_what_to_do
         &["backlog"],
     )
     .await;
-    kubectl(&plane, &["delete", "crd", "apikeys.stellage.dev"], None).unwrap();
+    kubectl(&plane, "delete crd apikeys.stellage.dev", None).unwrap();
     finds(
         &plane,
         "CRDs",
@@ -499,15 +462,8 @@ async fn a_bundle_has_what_a_bug_report_needs_and_no_secret() {
         "{}",
         files["stellage/events.json"]
     );
-    let digest = [
-        "-n",
-        "bundled",
-        "get",
-        "apikeys",
-        "-o",
-        "jsonpath={.items[0].spec.sha256}",
-    ];
-    let digest = kubectl(&plane, &digest, None).unwrap();
+    let digest = "-n bundled get apikeys -o jsonpath={.items[0].spec.sha256}";
+    let digest = kubectl(&plane, digest, None).unwrap();
     let all = files.into_values().collect::<Vec<_>>().join("\n");
     for private in [
         tenant.key.as_str(),

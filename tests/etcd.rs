@@ -1,7 +1,6 @@
 //! How much etcd stores, next to the formula of docs/operations.md.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use kube::api::{Patch, PatchParams};
 use reqwest::Method;
 use resources::InstanceState;
 use serde_json::{Value, json};
@@ -85,9 +84,9 @@ async fn make_objects(tenant: &Tenant) {
         let backups = format!("/v1/instances/{}/backups", instance.id());
         let made = tenant.call(Method::POST, &backups, Some(&json!({}))).await;
         assert_eq!(made.status, 201, "{made:?}");
-        let stop = Patch::Merge(json!({ "spec": { "powerState": "Stopped" } }));
-        let params = PatchParams::default();
-        tenant.instances().patch(&name, &params, &stop).await.unwrap();
+        tenant
+            .merge(&name, &json!({ "spec": { "powerState": "Stopped" } }))
+            .await;
         tenant.wait_for_state(&name, InstanceState::Stopped).await;
     }
     good.wait_for(3 * INSTANCES).await;

@@ -2,7 +2,6 @@
 
 use std::{path::Path, process::Command};
 
-use kube::api::{Patch, PatchParams};
 use providers::simulator::FAULT_ANNOTATION;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -177,13 +176,16 @@ async fn the_example_says_why_an_instance_could_not_be_created() {
     let found = eventually("the instance", instances, |found| !found.is_empty()).await;
     // Its server may already have been provisioned, so provision it once more. The script checks again after
     // five seconds.
-    let fault = Patch::Merge(json!({
-        "metadata": { "annotations": { FAULT_ANNOTATION: "provisioning" } },
-        "spec": { "rebuildRequestedAt": "2026-11-21T10:00:00Z" },
-    }));
     let name = found[0].metadata.name.as_deref().unwrap();
-    let params = PatchParams::default();
-    tenant.instances().patch(name, &params, &fault).await.unwrap();
+    tenant
+        .merge(
+            name,
+            &json!({
+                "metadata": { "annotations": { FAULT_ANNOTATION: "provisioning" } },
+                "spec": { "rebuildRequestedAt": "2026-11-21T10:00:00Z" },
+            }),
+        )
+        .await;
     let ended = timeout(PATIENCE, script).await.unwrap().unwrap();
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");
     let said = String::from_utf8_lossy(&ended.stderr);
@@ -334,7 +336,7 @@ async fn the_example_of_a_webhook_is_one_that_the_cluster_takes() {
     let tenant = Tenant::new("example-webhook").await;
     let manifest = include_str!("../examples/webhook.yaml")
         .replace("namespace: ada", &format!("namespace: {}", tenant.namespace));
-    let applied = kubectl(shared().await.plane, &["apply", "-f", "-"], Some(&manifest)).unwrap();
+    let applied = kubectl(shared().await.plane, "apply -f -", Some(&manifest)).unwrap();
     assert!(
         applied.contains("webhook.stellage.dev/receiver created"),
         "{applied}"

@@ -107,15 +107,7 @@ impl Cluster {
                 operator.stop().await;
             }
             // Its pods, which no node has.
-            let delete = [
-                "delete",
-                "pods",
-                "--all",
-                "--namespace",
-                NAMESPACE,
-                "--force",
-                "--ignore-not-found",
-            ];
+            let delete = format!("delete pods --all --namespace {NAMESPACE} --force --ignore-not-found");
             kubectl(&self.plane, &delete, None).unwrap();
         } else if self.operator.is_none() {
             wait_for_kinds(&self.plane);
@@ -228,7 +220,7 @@ async fn game_day_the_cluster_is_gone_and_then_the_namespace_and_then_an_account
     cluster.end().await;
     kubectl(
         &cluster.plane,
-        &["delete", "namespace", NAMESPACE, "--timeout=120s"],
+        &format!("delete namespace {NAMESPACE} --timeout=120s"),
         None,
     )
     .unwrap();
@@ -244,19 +236,14 @@ async fn game_day_the_cluster_is_gone_and_then_the_namespace_and_then_an_account
     let ada = cluster.tenant(&customers[0]);
     let wrong = json!({ "spec": { "name": "wrong" } });
     ada.merge("web", &wrong).await;
-    kubectl(
-        &cluster.plane,
-        &["delete", "webhook", "orders", "-n", "ada"],
-        None,
-    )
-    .unwrap();
+    kubectl(&cluster.plane, "delete webhook orders -n ada", None).unwrap();
     desk.follow("### One account's data is wrong", &mut cluster).await;
     for known in &customers {
         cluster.has(known).await;
     }
     let web = ada.instances().get("web").await.unwrap();
     assert_eq!(web.spec.name, None);
-    kubectl(&cluster.plane, &["get", "webhook", "orders", "-n", "ada"], None).unwrap();
+    kubectl(&cluster.plane, "get webhook orders -n ada", None).unwrap();
     cluster.end().await;
 }
 
@@ -303,21 +290,14 @@ async fn game_day_etcd_is_two_hours_old_and_then_the_region_is_gone() {
     .await;
     for name in ["inside", "elsewhere"] {
         ada.wait_for_state(name, InstanceState::Running).await;
-        stellage(&cluster.plane, &["backup", "create", name, "-n", "ada", "--wait"]).unwrap();
+        stellage(&cluster.plane, &format!("backup create {name} -n ada --wait")).unwrap();
     }
     ada.merge("web", &json!({ "spec": { "deletionProtection": true } }))
         .await;
 
     desk.follow("### The region is gone", &mut cluster).await;
     let left = |kind: &str| {
-        let get = [
-            "get",
-            kind,
-            "--all-namespaces",
-            "-o",
-            "custom-columns=:.metadata.name",
-            "--no-headers",
-        ];
+        let get = format!("get {kind} --all-namespaces -o custom-columns=:.metadata.name --no-headers");
         let left = kubectl(&cluster.plane, &get, None).unwrap();
         left.lines().map(str::to_owned).collect::<Vec<_>>()
     };

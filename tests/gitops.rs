@@ -154,14 +154,8 @@ async fn what_is_applied_from_git_is_healthy_once_it_runs_and_takes_back_no_oper
         json!({ "plan": "starter", "region": "fr-par-1", "image": "debian-13" }),
     );
     let sync = || {
-        let apply = [
-            "apply",
-            "--server-side",
-            "--field-manager=argocd-controller",
-            "-f",
-            "-",
-        ];
-        kubectl(plane, &apply, Some(&web.to_string())).unwrap();
+        let apply = "apply --server-side --field-manager=argocd-controller -f -";
+        kubectl(plane, apply, Some(&web.to_string())).unwrap();
     };
     let stored = async |path: &str| {
         let client = plane.client(Identity::Admin).await.unwrap();

@@ -10,7 +10,7 @@ use control_plane::{ControlPlane, Identity};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams},
 };
 use reqwest::{Method, StatusCode};
 use resources::{ApiKey, Instance, InstanceState};
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     support::{
-        Operator, Tenant, eventually,
+        Change as _, Operator, Tenant, eventually,
         network::{Mode, Network},
         own_plane, receiver_arguments,
         receivers::{Answer, Receiver},
@@ -57,11 +57,7 @@ async fn leads(operator: &Operator, leads: bool) {
 /// Starts or stops the instance `web`.
 async fn power(tenant: &Tenant, state: &str) {
     let patch = json!({ "spec": { "powerState": state } });
-    tenant
-        .instances()
-        .patch("web", &PatchParams::default(), &Patch::Merge(&patch))
-        .await
-        .unwrap();
+    tenant.merge("web", &patch).await;
 }
 
 async fn receiver() -> Receiver {
@@ -103,10 +99,7 @@ async fn losing_the_lease_ends_leading_not_the_process_and_rest_goes_on() {
     let leases: Api<Lease> = Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
     let hand_to = async |holder: &str| {
         let lease = json!({ "spec": { "holderIdentity": holder, "leaseDurationSeconds": 600 } });
-        leases
-            .patch(LEASE_NAME, &PatchParams::default(), &Patch::Merge(&lease))
-            .await
-            .unwrap();
+        leases.merge(LEASE_NAME, &lease).await;
     };
     hand_to("somebody-else").await;
     leads(&operator, false).await;

@@ -102,8 +102,8 @@ async fn install_job(plane: &ControlPlane, s3: &S3) -> Value {
         name.contains("backup") && name != "stellage-backup-age" && !name.ends_with(".stellage.dev")
     });
     let list = json!({ "apiVersion": "v1", "kind": "List", "items": wanted });
-    let apply = ["apply", "--server-side", "-f", "-"];
-    kubectl(plane, &apply, Some(&list.to_string())).unwrap();
+    let apply = "apply --server-side -f -";
+    kubectl(plane, apply, Some(&list.to_string())).unwrap();
     wanted
         .into_iter()
         .find(|object| object["kind"] == "CronJob")
@@ -248,7 +248,7 @@ async fn the_charts_job_backs_an_installation_up_from_which_it_comes_back_whole_
     ];
     installation(&s3, &plane, &restore).unwrap();
     goes_on(&at(&ada, other.kube.clone(), &operator), &ada_web, &receiver).await;
-    let all = kubectl(&plane, &["get", "accounts", "-o", "name"], None).unwrap();
+    let all = kubectl(&plane, "get accounts -o name", None).unwrap();
     assert_eq!(all.lines().count(), 2, "{all}");
     operator.stop().await;
 }
@@ -256,14 +256,14 @@ async fn the_charts_job_backs_an_installation_up_from_which_it_comes_back_whole_
 /// The ConfigMap in which backups are noted.
 fn noted(plane: &ControlPlane) -> Option<Value> {
     let get = "get configmap -n stellage-system stellage-backup -o json --ignore-not-found";
-    let found = kubectl(plane, &get.split(' ').collect::<Vec<_>>(), None).unwrap();
+    let found = kubectl(plane, get, None).unwrap();
     (!found.trim().is_empty()).then(|| serde_json::from_str(&found).unwrap())
 }
 
 /// An account, of which no operator knows.
 fn create_account(plane: &ControlPlane) {
     let account = json!({ "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "ada" }, "spec": { "email": "ada@example.com" } });
-    kubectl(plane, &["create", "-f", "-"], Some(&account.to_string())).unwrap();
+    kubectl(plane, "create -f -", Some(&account.to_string())).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -286,15 +286,15 @@ async fn an_installation_without_accounts_is_neither_backed_up_nor_restored() {
     block_in_place(|| run(&mut job, None)).unwrap();
     let made = backups(&s3, &plane);
     assert_eq!(made.len(), 1);
-    kubectl(&plane, &["delete", "accounts", "--all"], None).unwrap();
+    kubectl(&plane, "delete accounts --all", None).unwrap();
     let refused = block_in_place(|| run(&mut job, None)).unwrap_err();
     assert!(refused.contains(&made[0]), "{refused}");
     assert_eq!(backups(&s3, &plane), made);
 
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("empty.export").display().to_string();
-    stellage(&plane, &["export", "--output", &file]).unwrap();
-    let refused = stellage(&plane, &["import", &file]).unwrap_err();
+    stellage(&plane, &format!("export --output {file}")).unwrap();
+    let refused = stellage(&plane, &format!("import {file}")).unwrap_err();
     assert!(refused.contains("it has no accounts"), "{refused}");
 }
 
@@ -395,11 +395,8 @@ async fn a_folder_has_backups_that_only_their_owner_can_read_and_only_what_the_o
     // The operator's namespace has lost its invoices.
     operator.stop().await;
     let invoices = tenant.all_invoices().await;
-    let bindings = [
-        "operator-invoices.stellage.dev",
-        "operator-invoice-numbers.stellage.dev",
-    ];
-    let delete = [&["delete", "validatingadmissionpolicybinding"], &bindings[..]].concat();
+    let bindings = "operator-invoices.stellage.dev operator-invoice-numbers.stellage.dev";
+    let delete = format!("delete validatingadmissionpolicybinding {bindings}");
     kubectl(&plane, &delete, None).unwrap();
     let api = kube::Api::<resources::Invoice>::namespaced(tenant.kube.clone(), "stellage-system");
     let delete = async || {
@@ -409,12 +406,7 @@ async fn a_folder_has_backups_that_only_their_owner_can_read_and_only_what_the_o
         tenant.all_invoices().await.len()
     };
     eventually("the invoices to be gone", delete, |left| *left == 0).await;
-    kubectl(
-        &plane,
-        &["delete", "invoicepages", "--all", "-n", "stellage-system"],
-        None,
-    )
-    .unwrap();
+    kubectl(&plane, "delete invoicepages --all -n stellage-system", None).unwrap();
     let restore = ["restore", "latest", "--target", target];
     let refused = installation(&s3, &plane, &restore).unwrap_err();
     assert!(refused.contains("not empty"), "{refused}");

@@ -31,14 +31,7 @@ async fn an_applied_instance_becomes_ready_and_tells_its_story() {
     let plane = shared().await.plane;
     kubectl(
         plane,
-        &[
-            "-n",
-            "story",
-            "wait",
-            "--for=condition=Ready",
-            "instance/web",
-            "--timeout=180s",
-        ],
+        "-n story wait --for=condition=Ready instance/web --timeout=180s",
         None,
     )
     .unwrap();
@@ -50,7 +43,7 @@ async fn an_applied_instance_becomes_ready_and_tells_its_story() {
     assert!(!is_true(&status.conditions, RECONCILING) && !is_true(&status.conditions, STALLED));
     let story = eventually(
         "the Events",
-        async || kubectl(plane, &["-n", "story", "describe", "instance", "web"], None).unwrap(),
+        async || kubectl(plane, "-n story describe instance web", None).unwrap(),
         |text| text.contains("Provisioned"),
     )
     .await;
@@ -58,7 +51,7 @@ async fn an_applied_instance_becomes_ready_and_tells_its_story() {
         story.contains("Provisioning") && story.contains("plan starter and image debian-13"),
         "{story}"
     );
-    let table = kubectl(plane, &["-n", "story", "get", "inst"], None).unwrap();
+    let table = kubectl(plane, "-n story get inst", None).unwrap();
     for column in ["NAME", "STATE", "PLAN", "REGION", "IP", "READY", "AGE"] {
         assert!(table.contains(column), "{table}");
     }
@@ -195,7 +188,7 @@ async fn simulated_faults_show_as_decided_and_clear_by_themselves() {
     let plane = shared().await.plane;
     eventually(
         "the Event of the forced stop",
-        async || kubectl(plane, &["-n", "faults", "get", "events"], None).unwrap(),
+        async || kubectl(plane, "-n faults get events", None).unwrap(),
         |events| events.contains("ForcedStop"),
     )
     .await;
@@ -242,7 +235,7 @@ async fn an_instance_in_a_namespace_without_an_account_is_left_alone_until_there
     .await
     .unwrap()
     .unwrap();
-    kubectl(cluster.plane, &["apply", "-f", "-"], Some("{apiVersion: stellage.dev/v1, kind: Account, metadata: {name: orphanage}, spec: {email: o@example.com}}")).unwrap();
+    kubectl(cluster.plane, "apply -f -", Some("{apiVersion: stellage.dev/v1, kind: Account, metadata: {name: orphanage}, spec: {email: o@example.com}}")).unwrap();
     tokio::time::timeout(PATIENCE, await_condition(orphans, "web", has(READY, "Running")))
         .await
         .unwrap()
@@ -271,50 +264,4 @@ async fn once_the_server_is_gone_only_the_finalizers_of_other_controllers_are_le
     tenant
         .merge("web", &json!({ "metadata": { "finalizers": null } }))
         .await;
-}
-
-#[tokio::test]
-async fn deletion_protection_holds_at_admission() {
-    let tenant = Tenant::new("protected").await;
-    tenant
-        .apply("web", |instance| instance.spec.deletion_protection = true)
-        .await;
-    let refused = tenant
-        .instances()
-        .delete("web", &DeleteParams::default())
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(
-        refused.contains("spec.deletionProtection is true on instance web: set it to false"),
-        "{refused}"
-    );
-    tenant
-        .merge("web", &json!({ "spec": { "deletionProtection": false } }))
-        .await;
-    tenant
-        .instances()
-        .delete("web", &DeleteParams::default())
-        .await
-        .unwrap();
-}
-
-#[tokio::test]
-async fn no_two_servers_share_an_address() {
-    let tenant = Tenant::new("addresses").await;
-    for i in 0..40 {
-        tenant.apply(&format!("web-{i}"), |_| {}).await;
-    }
-    let mut addresses = Vec::new();
-    for i in 0..40 {
-        let status = tenant
-            .wait_for_state(&format!("web-{i}"), InstanceState::Running)
-            .await
-            .status
-            .unwrap();
-        addresses.push(status.ip_address.unwrap());
-    }
-    addresses.sort();
-    addresses.dedup();
-    assert_eq!(addresses.len(), 40);
 }

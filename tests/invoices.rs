@@ -29,8 +29,8 @@ use crate::{
         create, wait_for,
     },
     support::{
-        Answer, Operator, SELLER, Tenant, einvoice::Checks, eventually, own_plane, receiver_arguments,
-        receivers, receivers::Receiver, shared, stellage,
+        Answer, Change as _, Operator, SELLER, Tenant, einvoice::Checks, eventually, own_plane,
+        receiver_arguments, receivers, receivers::Receiver, shared, stellage, stellage_words,
     },
     webhooks::{SECRET, body, setting, types},
 };
@@ -85,10 +85,7 @@ impl Tenant {
         let until = Timestamp::now().round(whole).unwrap();
         let accounts: Api<Account> = Api::all(self.kube.clone());
         let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } });
-        accounts
-            .patch(&self.namespace, &PatchParams::default(), &Patch::Merge(&change))
-            .await
-            .unwrap();
+        accounts.merge(&self.namespace, &change).await;
         until
     }
 
@@ -224,16 +221,14 @@ async fn backups_that_get_a_price_are_billed_although_their_account_has_nothing_
     wait_for(&tenant, &web, "running").await;
     let instance = format!("/v1/instances/{web}");
     let backups = format!("{instance}/backups");
-    let backup = expect(&tenant, 201, Method::POST, &backups, None, &[])
-        .await
-        .json();
+    let backup = tenant.act(201, &backups).await.json();
     let backup = backup["data"]["id"].as_str().unwrap();
     let shown = async || get(&tenant, &format!("/v1/backups/{backup}")).await.json();
     eventually("the backup", shown, |shown| {
         shown["data"]["status"] == "completed"
     })
     .await;
-    expect(&tenant, 204, Method::DELETE, &instance, None, &[]).await;
+    tenant.delete(&instance).await;
     tenant.wait_for_entries(1).await;
     tenant.close_now().await;
     tenant.wait_for_invoices(1).await;
@@ -304,10 +299,7 @@ async fn an_operator_that_was_down_for_months_issues_each_month_without_gaps_and
     let change = json!({ "status": { "metering": {
         "since": since.to_string(), "changes": [{ "hour": 0, "plan": "starter", "then": "starter" }],
     } } });
-    instances
-        .patch_status("web", &PatchParams::default(), &Patch::Merge(&change))
-        .await
-        .unwrap();
+    instances.merge_status("web", &change).await;
     let invoices: Api<Invoice> = Api::namespaced(kube.clone(), "stellage-system");
     let open = tenant.all_invoices().await.remove(0);
     let uid = open.spec.account.clone();
@@ -443,7 +435,8 @@ async fn the_last_invoice_of_a_deleted_account_is_issued_and_can_be_read_afterwa
     let is_settled = |invoice: &Invoice| invoice.labels().contains_key("stellage.dev/settled");
     assert!(is_settled(invoice), "it is no longer watched");
     let number = number(invoice);
-    let run = |arguments: &[&str]| stellage(cluster.plane, &[&["invoice"][..], arguments].concat()).unwrap();
+    let run =
+        |arguments: &[&str]| stellage_words(cluster.plane, &[&["invoice"][..], arguments].concat()).unwrap();
     assert!(run(&["list", "--account", "inv-farewell"]).contains(&number));
     let shown = |output: &str| run(&["show", &number, "--output", output]);
     let json: Value = serde_json::from_str(&shown("json")).unwrap();
@@ -561,9 +554,7 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
         },
     )
     .await;
-    let nothing = expect(&tenant, 200, Method::GET, "/v1/invoices/current", None, &[])
-        .await
-        .json();
+    let nothing = tenant.get("/v1/invoices/current").await.json();
     let data = &nothing["data"];
     assert_eq!(
         (&data["id"], &data["number"], &data["status"]),
@@ -579,16 +570,7 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
     }
     let three = async || get(&tenant, "/v1/invoices/current").await.json();
     eventually("three lines", three, |shown| shown["data"]["lines_count"] == 3).await;
-    let page = expect(
-        &tenant,
-        200,
-        Method::GET,
-        "/v1/invoices/current?limit=2&page=2",
-        None,
-        &[],
-    )
-    .await
-    .json();
+    let page = tenant.get("/v1/invoices/current?limit=2&page=2").await.json();
     assert_eq!(page["data"]["lines"].as_array().unwrap().len(), 1);
     assert_eq!(
         page["pagination"],
@@ -601,9 +583,7 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
     let id = page["data"]["id"].as_str().unwrap().to_owned();
     let path = format!("/v1/invoices/{id}");
     assert_eq!(get(&tenant, &path).await.json()["data"]["status"], "open");
-    let none = expect(&tenant, 200, Method::GET, "/v1/invoices", None, &[])
-        .await
-        .json();
+    let none = tenant.get("/v1/invoices").await.json();
     assert_eq!(none["data"], json!([]), "only issued ones are listed");
 
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -611,9 +591,7 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
     let issued = tenant.wait_for_invoices(1).await.remove(0);
     assert_eq!(issued.id(), id);
     let number = number(&issued);
-    let listed = expect(&tenant, 200, Method::GET, "/v1/invoices", None, &[])
-        .await
-        .json();
+    let listed = tenant.get("/v1/invoices").await.json();
     let year = &issued.spec.period.from.to_string()[..4];
     let of_year = get(&tenant, &format!("/v1/invoices?year={year}")).await.json();
     assert_eq!(of_year["data"], listed["data"]);
@@ -624,30 +602,20 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
         let refused = expect(&tenant, 422, Method::GET, &path, None, &[]).await.json();
         assert_eq!(refused["error"]["details"][0]["field"], "year");
     }
-    let mut shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    let mut shown = tenant.get(&path).await.json();
     let lines = shown["data"].as_object_mut().unwrap().remove("lines").unwrap();
     assert_eq!(listed["data"], json!([shown["data"]]));
     assert_eq!(
         (&shown["data"]["number"], &shown["data"]["status"]),
         (&json!(number), &json!("issued"))
     );
-    let past = expect(&tenant, 200, Method::GET, &format!("{path}?page=3"), None, &[])
-        .await
-        .json();
+    let past = tenant.get(&format!("{path}?page=3")).await.json();
     assert_eq!(
         (&past["data"]["lines"], &past["pagination"]["total"]),
         (&json!([]), &json!(3))
     );
 
-    let csv = expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("{path}?format=csv"),
-        None,
-        &[],
-    )
-    .await;
+    let csv = tenant.get(&format!("{path}?format=csv")).await;
     assert!(csv.header("content-type").starts_with("text/csv"));
     assert!(
         csv.header("content-disposition")
@@ -676,15 +644,7 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
         .collect();
     assert_eq!(rows[1..], expected);
 
-    let html = expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("{path}?format=html"),
-        None,
-        &[],
-    )
-    .await;
+    let html = tenant.get(&format!("{path}?format=html")).await;
     assert!(html.header("content-type").starts_with("text/html"));
     let policy = html.header("content-security-policy");
     assert!(
@@ -753,16 +713,7 @@ async fn an_invoice_of_more_lines_than_fit_into_it_is_issued_once_and_read_in_pa
     let path = format!("/v1/invoices/{}", issued.id());
     let mut read = BTreeSet::new();
     for page in 1..=INSTANCES.div_ceil(100) {
-        let shown = expect(
-            &tenant,
-            200,
-            Method::GET,
-            &format!("{path}?limit=100&page={page}"),
-            None,
-            &[],
-        )
-        .await
-        .json();
+        let shown = tenant.get(&format!("{path}?limit=100&page={page}")).await.json();
         assert_eq!(shown["pagination"]["total"], INSTANCES);
         assert_eq!(shown["data"]["amount"], open["amount"]);
         let lines = shown["data"]["lines"].as_array().unwrap();
@@ -773,25 +724,9 @@ async fn an_invoice_of_more_lines_than_fit_into_it_is_issued_once_and_read_in_pa
         );
     }
     assert_eq!(read, ids);
-    let csv = expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("{path}?format=csv"),
-        None,
-        &[],
-    )
-    .await;
+    let csv = tenant.get(&format!("{path}?format=csv")).await;
     assert_eq!(csv.text.lines().count(), 1 + INSTANCES);
-    let html = expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("{path}?format=html"),
-        None,
-        &[],
-    )
-    .await;
+    let html = tenant.get(&format!("{path}?format=html")).await;
     assert_eq!(html.text.matches("<tr><td>i-").count(), INSTANCES);
     let total = open["amount"]["value"].as_str().unwrap();
     assert!(html.text.contains(&format!(">{total} EUR</td>")), "{total}");
@@ -837,7 +772,7 @@ async fn lose_numbers(plane: &ControlPlane) {
 async fn an_invoice_is_closed_once_by_command_and_mistakes_are_told() {
     let plane = shared().await.plane;
     let tenant = Tenant::new("inv-cli").await;
-    let run = |arguments: &[&str]| stellage(plane, &[&["invoice"][..], arguments].concat());
+    let run = |arguments: &[&str]| stellage_words(plane, &[&["invoice"][..], arguments].concat());
     let close = ["close", "--account", "inv-cli"];
     let nothing = run(&close).unwrap();
     assert!(nothing.contains("has nothing to bill until"), "{nothing}");
@@ -924,7 +859,7 @@ async fn a_credit_note_takes_back_a_part_then_the_rest_and_both_are_valid_e_invo
     }
     tenant.wait_for_entries(2).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let run = |arguments: &[&str]| stellage(cluster.plane, &[&["invoice"][..], arguments].concat());
+    let run = |arguments: &[&str]| stellage_words(cluster.plane, &[&["invoice"][..], arguments].concat());
     run(&["close", "--account", "inv-credit"]).unwrap();
     let issued = tenant.wait_for_invoices(1).await.remove(0);
     let number = number(&issued);
@@ -1107,12 +1042,12 @@ async fn without_a_seller_nothing_is_issued_and_the_command_and_the_invoice_say_
     tenant.wait_for_state("web", InstanceState::Running).await;
     tenant.wait_for_entries(1).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let error = stellage(&plane, &["invoice", "close", "--account", "no-seller"]).unwrap_err();
+    let error = stellage(&plane, "invoice close --account no-seller").unwrap_err();
     assert!(
         error.contains("cannot be issued: the catalogue names no seller"),
         "{error}"
     );
-    let list = stellage(&plane, &["invoice", "list", "--account", "no-seller"]).unwrap();
+    let list = stellage(&plane, "invoice list --account no-seller").unwrap();
     assert!(list.contains("held"), "{list}");
     // An account that goes does not wait for it.
     tenant.leave("web").await;
@@ -1153,23 +1088,13 @@ impl Billed {
         let change = json!({ "status": { "metering": { "since": since.to_string(), "changes": [
             { "hour": 0, "plan": "starter", "then": "starter" }, { "hour": 5, "plan": "business", "then": "business" },
         ] } } });
-        instances
-            .patch_status("web", &PatchParams::default(), &Patch::Merge(&change))
-            .await
-            .unwrap();
+        instances.merge_status("web", &change).await;
     }
 
     async fn close(&self, until: Timestamp) {
         let accounts: Api<Account> = Api::all(self.tenant.kube.clone());
         let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } });
-        accounts
-            .patch(
-                &self.tenant.namespace,
-                &PatchParams::default(),
-                &Patch::Merge(&change),
-            )
-            .await
-            .unwrap();
+        accounts.merge(&self.tenant.namespace, &change).await;
     }
 
     async fn back_up(&self, number: i64) {

@@ -22,16 +22,7 @@ fn today() -> String {
 }
 
 fn create(plane: &ControlPlane, name: &str, scope: &str) -> String {
-    let arguments = [
-        "key",
-        "create",
-        "--account",
-        ACCOUNT,
-        "--name",
-        name,
-        "--scope",
-        scope,
-    ];
+    let arguments = format!("key create --account {ACCOUNT} --name {name} --scope {scope}");
     stellage(plane, &arguments).unwrap().trim_end().to_owned()
 }
 
@@ -125,7 +116,7 @@ async fn a_used_key_shows_its_day_everywhere_and_costs_one_write_however_often_a
         let mut rows = table.lines().filter(|line| line.starts_with(&format!("{name} ")));
         rows.next().unwrap_or_else(|| panic!("{table}")).to_owned()
     };
-    let printed = kubectl(&plane, &["get", "apikeys", "-n", ACCOUNT], None).unwrap();
+    let printed = kubectl(&plane, &format!("get apikeys -n {ACCOUNT}"), None).unwrap();
     assert!(
         printed.contains("LAST-USED") && row(&printed, "often").contains(day),
         "{printed}"

@@ -14,7 +14,7 @@ use resources::{
 };
 use serde_json::{Value, json};
 
-use crate::support;
+use crate::support::{self, Change as _};
 
 const SSH_KEY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com";
@@ -315,7 +315,7 @@ async fn kubectl_explains_every_field_of_every_kind() {
                 continue;
             }
             let resource = format!("{}.{part}", crd.spec.names.plural);
-            let text = support::kubectl(plane, &["explain", &resource, "--recursive"], None).unwrap();
+            let text = support::kubectl(plane, &format!("explain {resource} --recursive"), None).unwrap();
             fields.sort();
             let mut shown = explained(&text);
             shown.sort();
@@ -331,7 +331,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
     // Only the operator writes statuses, Deliveries and scheduled Backups.
     let operator = support::as_operator(plane).await;
     // No Account owns this namespace, so the operator ignores the objects, except for one condition.
-    support::kubectl(plane, &["create", "namespace", "kinds-round-trip"], None).unwrap();
+    support::kubectl(plane, "create namespace kinds-round-trip", None).unwrap();
     let key = json!({
         "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "whole" },
         "spec": { "sha256": "0".repeat(64), "name": "dashboard", "scope": "read", "expiresAt": "2027-01-31T00:00:00Z", "lastCharacters": "abcd" },
@@ -438,10 +438,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
                 );
             }
             let patch = json!({ "status": status });
-            let back = operators
-                .patch_status(&name, &PatchParams::default(), &Patch::Merge(patch))
-                .await
-                .unwrap();
+            let back = operators.merge_status(&name, &patch).await;
             for (field, value) in status
                 .as_object()
                 .unwrap()
@@ -495,15 +492,9 @@ async fn invoices_are_written_and_deleted_by_the_operator_alone() {
         );
         refused(admins.delete(name, &DeleteParams::default()).await.map(drop));
         let annotate = json!({ "metadata": { "annotations": { "example.com/note": "mine" } } });
-        let patch = Patch::Merge(&annotate);
-        admins.patch(name, &PatchParams::default(), &patch).await.unwrap();
+        admins.merge(name, &annotate).await;
     }
-    let table = support::kubectl(
-        plane,
-        &["-n", "stellage-system", "get", "inv", "inv-abcdefgh01234567"],
-        None,
-    )
-    .unwrap();
+    let table = support::kubectl(plane, "-n stellage-system get inv inv-abcdefgh01234567", None).unwrap();
     let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
     let shown = [
         "inv-abcdefgh01234567",
@@ -595,7 +586,7 @@ async fn an_issued_invoice_and_a_number_never_change_not_even_for_the_operator()
     }
 
     // An administrator asks for a credit note, and for nothing else.
-    support::kubectl(plane, &["create", "namespace", "kinds-issued"], None).unwrap();
+    support::kubectl(plane, "create namespace kinds-issued", None).unwrap();
     let by_admin = dynamic(admin, "Invoice", Some("kinds-issued"));
     let mut asked = whole_invoice();
     asked["metadata"]["name"] = json!("inv-cbcdefgh01234569");
@@ -640,12 +631,7 @@ fn spec_of(object: &impl serde::Serialize) -> Value {
 /// The API server's answer to a manifest.
 fn refusal(manifest: &Value) -> String {
     let plane = control_plane_of_tests();
-    support::kubectl(
-        plane,
-        &["create", "--dry-run=server", "-f", "-"],
-        Some(&manifest.to_string()),
-    )
-    .unwrap_err()
+    support::kubectl(plane, "create --dry-run=server -f -", Some(&manifest.to_string())).unwrap_err()
 }
 
 fn control_plane_of_tests() -> &'static control_plane::ControlPlane {
@@ -943,8 +929,8 @@ async fn a_bad_webhook_is_refused_in_words_that_name_the_field_and_the_fix() {
         "https://xn--mnchen-3ya.example/x",
     ] {
         let manifest = url(good).to_string();
-        let create = ["create", "--dry-run=server", "-f", "-"];
-        support::kubectl(plane, &create, Some(&manifest)).unwrap();
+        let create = "create --dry-run=server -f -";
+        support::kubectl(plane, create, Some(&manifest)).unwrap();
     }
 }
 
@@ -962,8 +948,8 @@ async fn ssh_keys_are_admitted_as_sshd_takes_them() {
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "blanks", "namespace": "default" },
         "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "sshKeys": keys },
     });
-    let create = ["create", "--dry-run=server", "-f", "-"];
-    support::kubectl(plane, &create, Some(&manifest.to_string())).unwrap();
+    let create = "create --dry-run=server -f -";
+    support::kubectl(plane, create, Some(&manifest.to_string())).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -1010,8 +996,8 @@ async fn a_field_that_names_an_object_takes_no_text_that_would_change_the_path_o
         }
     }
     for (field, manifest) in naming("web-1.example") {
-        let create = ["create", "--dry-run=server", "-f", "-"];
-        support::kubectl(plane, &create, Some(&manifest.to_string()))
+        let create = "create --dry-run=server -f -";
+        support::kubectl(plane, create, Some(&manifest.to_string()))
             .unwrap_or_else(|refused| panic!("{field}: {refused}"));
     }
 }
@@ -1019,7 +1005,7 @@ async fn a_field_that_names_an_object_takes_no_text_that_would_change_the_path_o
 #[tokio::test(flavor = "multi_thread")]
 async fn the_events_in_an_outbox_are_bounded_in_number_and_length_even_for_the_operator() {
     let plane = support::shared().await.plane;
-    support::kubectl(plane, &["create", "namespace", "kinds-outbox"], None).unwrap();
+    support::kubectl(plane, "create namespace kinds-outbox", None).unwrap();
     let mut manifest = whole_instance();
     manifest["metadata"]["name"] = json!("full");
     let operator = support::as_operator(plane).await;
@@ -1053,7 +1039,7 @@ async fn the_events_in_an_outbox_are_bounded_in_number_and_length_even_for_the_o
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_delivery_sends_never_changes() {
     let plane = support::shared().await.plane;
-    support::kubectl(plane, &["create", "namespace", "kinds-delivery"], None).unwrap();
+    support::kubectl(plane, "create namespace kinds-delivery", None).unwrap();
     let mut manifest = whole_delivery();
     manifest["metadata"]["namespace"] = json!("kinds-delivery");
     let operator = support::as_operator(plane).await;
@@ -1074,7 +1060,7 @@ async fn what_a_delivery_sends_never_changes() {
             "-p",
             &patch,
         ];
-        support::kubectl(plane, &arguments, None)
+        support::kubectl_words(plane, &arguments, None)
     };
     for spec in [
         json!({ "body": "{}" }),
@@ -1093,26 +1079,19 @@ async fn what_a_delivery_sends_never_changes() {
         "{words}"
     );
     // As the kind's description says.
-    let again = [
-        "label",
-        "delivery",
-        "dlv-abcdefgh01234567",
-        "-n",
-        "kinds-delivery",
-        "stellage.dev/finished-",
-    ];
-    support::kubectl(plane, &again, None).unwrap();
+    let again = "label delivery dlv-abcdefgh01234567 -n kinds-delivery stellage.dev/finished-";
+    support::kubectl(plane, again, None).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_immutable_says_what_to_do_instead() {
     let plane = support::shared().await.plane;
-    support::kubectl(plane, &["create", "namespace", "kinds-immutable"], None).unwrap();
+    support::kubectl(plane, "create namespace kinds-immutable", None).unwrap();
     let manifest = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "fixed", "namespace": "kinds-immutable" },
         "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
     });
-    support::kubectl(plane, &["create", "-f", "-"], Some(&manifest.to_string())).unwrap();
+    support::kubectl(plane, "create -f -", Some(&manifest.to_string())).unwrap();
     for (patch, field) in [
         (json!({ "region": "de-fra-1" }), "spec.region"),
         (json!({ "sshKeys": [SSH_KEY] }), "spec.sshKeys"),
@@ -1120,7 +1099,7 @@ async fn what_is_immutable_says_what_to_do_instead() {
         (json!({ "privateNetwork": "pn-abc" }), "spec.privateNetwork"),
     ] {
         let patch = json!({ "spec": patch }).to_string();
-        let words = support::kubectl(
+        let words = support::kubectl_words(
             plane,
             &[
                 "patch",
@@ -1144,14 +1123,7 @@ async fn what_is_immutable_says_what_to_do_instead() {
     }
     support::kubectl(
         plane,
-        &[
-            "delete",
-            "instance",
-            "fixed",
-            "-n",
-            "kinds-immutable",
-            "--wait=false",
-        ],
+        "delete instance fixed -n kinds-immutable --wait=false",
         None,
     )
     .unwrap();
@@ -1160,21 +1132,14 @@ async fn what_is_immutable_says_what_to_do_instead() {
 #[tokio::test(flavor = "multi_thread")]
 async fn deletion_protection_holds_for_kubectl() {
     let plane = support::shared().await.plane;
-    support::kubectl(plane, &["create", "namespace", "kinds-protected"], None).unwrap();
+    support::kubectl(plane, "create namespace kinds-protected", None).unwrap();
     let manifest = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "precious", "namespace": "kinds-protected" },
         "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "deletionProtection": true },
     });
-    support::kubectl(plane, &["create", "-f", "-"], Some(&manifest.to_string())).unwrap();
-    let delete = [
-        "delete",
-        "instance",
-        "precious",
-        "-n",
-        "kinds-protected",
-        "--wait=false",
-    ];
-    let words = support::kubectl(plane, &delete, None).unwrap_err();
+    support::kubectl(plane, "create -f -", Some(&manifest.to_string())).unwrap();
+    let delete = "delete instance precious -n kinds-protected --wait=false";
+    let words = support::kubectl(plane, delete, None).unwrap_err();
     assert!(
         words.contains(
             "spec.deletionProtection is true on instance precious: set it to false before deleting"
@@ -1185,7 +1150,7 @@ async fn deletion_protection_holds_for_kubectl() {
         let patch = json!({ "spec": spec }).to_string();
         let (namespace, merge) = ("--namespace=kinds-protected", "--type=merge");
         let arguments = ["patch", "instance", "precious", namespace, merge, "-p", &patch];
-        support::kubectl(plane, &arguments, None)
+        support::kubectl_words(plane, &arguments, None)
     };
     // What erases the disk is refused, too, unless the protection goes with the same change.
     let now = "2026-11-21T10:00:00Z";
@@ -1203,14 +1168,14 @@ async fn deletion_protection_holds_for_kubectl() {
     patch(json!({ "deletionProtection": true })).unwrap();
     patch(json!({ "rebuildRequestedAt": null })).unwrap();
     patch(json!({ "deletionProtection": false })).unwrap();
-    support::kubectl(plane, &delete, None).unwrap();
+    support::kubectl(plane, delete, None).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
     let plane = support::shared().await.plane;
     let namespace = "kinds-metadata";
-    support::kubectl(plane, &["create", "namespace", namespace], None).unwrap();
+    support::kubectl(plane, &format!("create namespace {namespace}"), None).unwrap();
     let client = plane.client(Identity::Admin).await.unwrap();
     let operator = support::as_operator(plane).await;
     let post = PostParams::default();

@@ -6,7 +6,7 @@ use control_plane::Identity;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, Client,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, PostParams},
 };
 use runtime::{
     Metrics,
@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{self, LEASE_SECONDS, PATIENCE};
+use crate::support::{self, Change as _, LEASE_SECONDS, PATIENCE};
 
 /// Renewed often, but not lost on a busy machine.
 fn times() -> LeaseTimes {
@@ -38,7 +38,7 @@ struct Candidates {
 impl Candidates {
     async fn new(namespace: &str) -> Self {
         let plane = support::shared().await.plane;
-        support::kubectl(plane, &["create", "namespace", namespace], None).unwrap();
+        support::kubectl(plane, &format!("create namespace {namespace}"), None).unwrap();
         let client = plane.client(Identity::Admin).await.unwrap();
         Self {
             leases: Api::namespaced(client.clone(), namespace),
@@ -141,10 +141,7 @@ async fn a_holder_whose_lease_was_taken_or_deleted_knows_it_has_lost() {
         .unwrap()
         .unwrap();
     let steal = json!({ "spec": { "holderIdentity": "thief" } });
-    test.leases
-        .patch(LEASE_NAME, &PatchParams::default(), &Patch::Merge(steal))
-        .await
-        .unwrap();
+    test.leases.merge(LEASE_NAME, &steal).await;
     timeout(PATIENCE, leads.lost.cancelled()).await.unwrap();
     assert_eq!(metrics.leader.get(), 0);
     leads.release().await;
@@ -174,10 +171,7 @@ async fn a_holder_whose_lease_was_taken_or_deleted_knows_it_has_lost() {
         .unwrap()
         .unwrap();
     let label = json!({ "metadata": { "labels": { "any": "thing" } } });
-    test.leases
-        .patch(LEASE_NAME, &PatchParams::default(), &Patch::Merge(label))
-        .await
-        .unwrap();
+    test.leases.merge(LEASE_NAME, &label).await;
     tokio::time::sleep(times().renew_deadline.mul_f64(1.2)).await;
     assert!(!leads.lost.is_cancelled());
     leads.release().await;

@@ -12,10 +12,7 @@ use std::{
 
 use axum::{Router, body::Bytes, extract::State, http::HeaderMap, routing::post};
 use control_plane::{ControlPlane, Identity};
-use kube::{
-    Api,
-    api::{Patch, PatchParams, PostParams},
-};
+use kube::{Api, api::PostParams};
 use resources::Instance;
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
@@ -29,7 +26,9 @@ use tokio_rustls::{
     server::TlsStream,
 };
 
-use crate::support::{Operator, OwnPlane, PATIENCE, STELLAGE, Tenant, own_plane, spec, stellage};
+use crate::support::{
+    Change as _, Operator, OwnPlane, PATIENCE, STELLAGE, Tenant, own_plane, spec, stellage_words,
+};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -70,11 +69,9 @@ async fn record(instances: &Api<Instance>, name: &str, ids: &[&str]) {
 }
 
 async fn record_entries(instances: &Api<Instance>, name: &str, outbox: &[Value]) {
-    let patch = Patch::Merge(json!({ "status": { "outbox": outbox } }));
     instances
-        .patch_status(name, &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+        .merge_status(name, &json!({ "status": { "outbox": outbox } }))
+        .await;
 }
 
 /// A running `stellage listen`. Killed when dropped.
@@ -393,7 +390,7 @@ async fn listen_says_what_is_wrong_and_what_to_do() {
             "instance.created",
         ),
     ] {
-        let error = stellage(cluster.plane, arguments).unwrap_err();
+        let error = stellage_words(cluster.plane, arguments).unwrap_err();
         assert!(error.contains(expected), "{arguments:?}: {error}");
     }
 }

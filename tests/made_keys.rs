@@ -10,7 +10,9 @@ use reqwest::{Method, StatusCode};
 use resources::{ApiKey, KeyScope, api_key::new_key, conditions};
 use serde_json::{Value, json};
 
-use crate::support::{Operator, Tenant, eventually, kubectl, own_plane, remember_secret, shared, stellage};
+use crate::support::{
+    Operator, Tenant, eventually, kubectl, kubectl_words, own_plane, remember_secret, shared, stellage,
+};
 
 fn api_key(name: &str, secret: &str) -> ApiKey {
     serde_json::from_value(json!({
@@ -43,16 +45,9 @@ async fn with_kubectl_alone_a_key_gets_into_a_secret_works_and_goes_with_its_obj
     let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), "made-keys");
     let manifest = serde_json::to_string(&api_key("first", "first-key")).unwrap();
     let plane = shared().await.plane;
-    kubectl(plane, &["-n", "made-keys", "create", "-f", "-"], Some(&manifest)).unwrap();
-    let wait = [
-        "-n",
-        "made-keys",
-        "wait",
-        "--for=condition=Ready",
-        "apikey/first",
-        "--timeout=180s",
-    ];
-    kubectl(plane, &wait, None).unwrap();
+    kubectl(plane, "-n made-keys create -f -", Some(&manifest)).unwrap();
+    let wait = "-n made-keys wait --for=condition=Ready apikey/first --timeout=180s";
+    kubectl(plane, wait, None).unwrap();
 
     let secret = secrets.get("first-key").await.unwrap();
     let key = text(&secret, "key");
@@ -104,16 +99,9 @@ async fn the_manifest_of_the_quickstart_makes_an_account_a_key_and_a_server_at_o
     )
     .await;
     let manifest = include_str!("../examples/quickstart.yaml");
-    kubectl(&plane, &["apply", "-f", "-"], Some(manifest)).unwrap();
+    kubectl(&plane, "apply -f -", Some(manifest)).unwrap();
     for what in ["account/ada", "apikey/first", "instance/web"] {
-        let wait = [
-            "-n",
-            "ada",
-            "wait",
-            "--for=condition=Ready",
-            what,
-            "--timeout=180s",
-        ];
+        let wait = format!("-n ada wait --for=condition=Ready {what} --timeout=180s");
         kubectl(&plane, &wait, None).unwrap();
     }
     let client = plane.client(Identity::Admin).await.unwrap();
@@ -125,7 +113,7 @@ async fn the_manifest_of_the_quickstart_makes_an_account_a_key_and_a_server_at_o
     remember_secret(&key);
     // The installation has a name: keys begin with it, and the account shows it.
     assert!(key.starts_with("stl_eu1_"));
-    let by_command = stellage(&plane, &["key", "create", "--account", "ada"]).unwrap();
+    let by_command = stellage(&plane, "key create --account ada").unwrap();
     let by_command = by_command.trim_end();
     remember_secret(by_command);
     assert!(by_command.starts_with("stl_eu1_"));
@@ -146,15 +134,14 @@ async fn the_manifest_of_the_quickstart_makes_an_account_a_key_and_a_server_at_o
     }
     // A key from before the installation had its name, or from another one.
     let listed: Value =
-        serde_json::from_str(&kubectl(&plane, &["get", "account", "ada", "-o", "json"], None).unwrap())
-            .unwrap();
+        serde_json::from_str(&kubectl(&plane, "get account ada -o json", None).unwrap()).unwrap();
     let uid = listed["metadata"]["uid"].as_str().unwrap();
     for installation in [None, Some("us2")] {
         let (key, spec) = new_key(installation, uid, KeyScope::Read, None);
         remember_secret(&key);
         let object = ApiKey::new(installation.unwrap_or("before"), spec);
         let object = serde_json::to_string(&object).unwrap();
-        kubectl(&plane, &["-n", "ada", "create", "-f", "-"], Some(&object)).unwrap();
+        kubectl(&plane, "-n ada create -f -", Some(&object)).unwrap();
         eventually(
             "the other key to work",
             async || account(&key).await,
@@ -195,7 +182,7 @@ async fn either_a_digest_or_a_secret_is_given_and_neither_is_exchanged_later() {
         let key = json!({
             "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "tried", "namespace": "made-keys-spec" }, "spec": spec,
         });
-        kubectl(plane, &["create", "-f", "-"], Some(&key.to_string()))
+        kubectl(plane, "create -f -", Some(&key.to_string()))
     };
     let digest = "0".repeat(64);
     for spec in [
@@ -219,7 +206,7 @@ async fn either_a_digest_or_a_secret_is_given_and_neither_is_exchanged_later() {
         "-p",
         &patch,
     ];
-    let refused = kubectl(plane, &patch, None).unwrap_err();
+    let refused = kubectl_words(plane, &patch, None).unwrap_err();
     assert!(refused.contains("are immutable"), "{refused}");
     drop(tenant);
 }

@@ -127,7 +127,7 @@ async fn the_table_has_the_metrics_of_a_running_operator_with_their_types_and_la
     let plane = own_plane().await;
     // As the chart creates it where backups are planned.
     let noted = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "stellage-backup", "namespace": "stellage-system" } });
-    kubectl(&plane, &["create", "-f", "-"], Some(&noted.to_string())).unwrap();
+    kubectl(&plane, "create -f -", Some(&noted.to_string())).unwrap();
     let file = plane.folder().join("catalogue.yaml");
     write_catalogue(&file, "");
     let (catalogue, receivers) = (

@@ -4,10 +4,7 @@ use std::{collections::HashSet, path::Path, time::Duration};
 
 use control_plane::Identity;
 use k8s_openapi::api::events::v1::Event;
-use kube::{
-    Api, ResourceExt as _,
-    api::{ListParams, Patch, PatchParams},
-};
+use kube::{Api, ResourceExt as _, api::ListParams};
 use reqwest::Method;
 use resources::{Instance, InstanceState};
 use serde_json::{Value, json};
@@ -19,7 +16,7 @@ use crate::{
         create, wait_for,
     },
     support::{
-        Operator, OwnPlane, Tenant, eventually, kubectl, own_plane, receiver_arguments,
+        Change as _, Operator, OwnPlane, Tenant, eventually, kubectl, own_plane, receiver_arguments,
         receivers::{self, Receiver},
     },
     webhooks::{SECRET, body, types},
@@ -71,25 +68,21 @@ impl Tenant {
     async fn set_cpu(&self, name: &str, cpu: u8) {
         let change =
             json!({ "metadata": { "annotations": { "simulator.stellage.dev/cpu": cpu.to_string() } } });
-        self.instances()
-            .patch(name, &PatchParams::default(), &Patch::Merge(&change))
-            .await
-            .unwrap();
-    }
-
-    async fn get(&self, path: &str) -> Value {
-        expect(self, 200, Method::GET, path, None, &[]).await.json()
+        self.merge(name, &change).await;
     }
 
     /// The alerts in REST, once there are this many with this status.
     async fn alerts(&self, status: &str, count: usize) -> Vec<Value> {
         let path = format!("/v1/alerts?status={status}");
-        let look = async || self.get(&path).await["data"].as_array().unwrap().clone();
+        let look = async || self.get(&path).await.json()["data"].as_array().unwrap().clone();
         eventually(status, look, |alerts| alerts.len() == count).await
     }
 
     async fn metrics_of(&self, id: &str) -> Value {
-        let shown = self.get(&format!("/v1/instances/{id}?include=metrics")).await;
+        let shown = self
+            .get(&format!("/v1/instances/{id}?include=metrics"))
+            .await
+            .json();
         shown["data"]["metrics"].clone()
     }
 
@@ -153,13 +146,8 @@ async fn an_alert_is_sent_once_also_across_a_restart_and_anew_after_it_has_ended
         })
     );
     assert!(alert["since"].as_str() < alert["fired_at"].as_str(), "{alert}");
-    assert_eq!(other.get("/v1/alerts").await["pagination"]["total"], 0);
-    let wide = kubectl(
-        &plane,
-        &["get", "inst", "web", "-n", "alerts", "-o", "wide"],
-        None,
-    )
-    .unwrap();
+    assert_eq!(other.get("/v1/alerts").await.json()["pagination"]["total"], 0);
+    let wide = kubectl(&plane, "get inst web -n alerts -o wide", None).unwrap();
     assert!(wide.contains("ALERT") && wide.contains("busy"), "{wide}");
     let told: Api<Event> = Api::namespaced(tenant.kube.clone(), "alerts");
     let reason = ListParams::default().fields("reason=AlertTriggered");
@@ -217,19 +205,19 @@ async fn an_alert_is_sent_once_also_across_a_restart_and_anew_after_it_has_ended
 
     // A stop ends an alert silently; so does switching monitoring off.
     let stop = format!("/v1/instances/{id}/stop");
-    expect(&tenant, 202, Method::POST, &stop, None, &[]).await;
+    tenant.act(202, &stop).await;
     tenant.alerts("ended", 2).await;
     let start_again = format!("/v1/instances/{id}/start");
     wait_for(&tenant, &id, "stopped").await;
-    expect(&tenant, 202, Method::POST, &start_again, None, &[]).await;
+    tenant.act(202, &start_again).await;
     assert_eq!(receiver.wait_for(3).await.len(), 3);
     let off = json!({ "monitoring_enabled": false });
     let path = format!("/v1/instances/{id}");
-    expect(&tenant, 200, Method::PATCH, &path, Some(&off), &[]).await;
+    tenant.patch(200, &path, &off).await;
     let ended = tenant.alerts("ended", 3).await;
     let newest = body(&receiver.received()[2])["data"]["alert"]["id"].clone();
     assert_eq!(ended[0]["id"], newest, "newest first");
-    let pages = tenant.get("/v1/alerts?limit=2&page=2").await;
+    let pages = tenant.get("/v1/alerts?limit=2&page=2").await.json();
     assert_eq!(pages["data"], json!([ended[2]]));
     assert_eq!(
         pages["pagination"],
@@ -240,7 +228,7 @@ async fn an_alert_is_sent_once_also_across_a_restart_and_anew_after_it_has_ended
         (format!("instance_id={unmonitored}"), 0),
         ("status=nonsense".to_owned(), 0),
     ] {
-        let list = tenant.get(&format!("/v1/alerts?{filter}")).await;
+        let list = tenant.get(&format!("/v1/alerts?{filter}")).await.json();
         assert_eq!(list["pagination"]["total"], total, "{filter}");
     }
     assert_eq!(receiver.received().len(), 3);
@@ -263,23 +251,18 @@ async fn every_replica_of_the_api_knows_the_usage_even_without_a_leader() {
     let unreachable = tenant.busy("gone", 30, true).await;
     controller.die(&plane).await;
     let hang = json!({ "metadata": { "annotations": { "simulator.stellage.dev/fault": "unreachable" } } });
-    tenant
-        .instances()
-        .patch("gone", &PatchParams::default(), &Patch::Merge(&hang))
-        .await
-        .unwrap();
+    tenant.merge("gone", &hang).await;
     // It has been running for ten minutes.
     let since = jiff::Timestamp::now() - jiff::SignedDuration::from_mins(10);
     let since = format!("{since:.0}");
     let past = json!({ "status": { "provisionedAt": since, "startedAt": since } });
     let operator = plane.client(Identity::Operator).await.unwrap();
     Api::<Instance>::namespaced(operator, "replicas")
-        .patch_status("web", &PatchParams::default(), &Patch::Merge(&past))
-        .await
-        .unwrap();
+        .merge_status("web", &past)
+        .await;
 
     let path = format!("/v1/instances/{id}/metrics");
-    let series = async || tenant.get(&path).await["data"].clone();
+    let series = async || tenant.get(&path).await.json()["data"].clone();
     let ten_minutes = |series: &Value| series["known_since"] == since.as_str();
     let hour = eventually("the past", series, ten_minutes).await;
     assert_eq!(
@@ -289,7 +272,7 @@ async fn every_replica_of_the_api_knows_the_usage_even_without_a_leader() {
     let points = hour["series"]["cpu_usage"].as_array().unwrap();
     assert_eq!((points.len(), &points[59][1]), (60, &json!(95.0)));
     assert!([10, 11].contains(&known(&hour)), "{hour}");
-    let day = tenant.get(&format!("{path}?window=24h")).await["data"].clone();
+    let day = tenant.get(&format!("{path}?window=24h")).await.json()["data"].clone();
     assert_eq!(
         (
             &day["resolution_seconds"],
@@ -315,12 +298,12 @@ async fn every_replica_of_the_api_knows_the_usage_even_without_a_leader() {
     assert!(!refused.header("retry-after").is_empty());
 
     // A minute may end between two answers.
-    let before = tenant.get(&path).await["data"]["series"].clone();
+    let before = tenant.get(&path).await.json()["data"]["series"].clone();
     tenant.url = second.url.clone();
-    let other = async || tenant.get(&path).await["data"].clone();
+    let other = async || tenant.get(&path).await.json()["data"].clone();
     let other = eventually("the other replica", other, ten_minutes).await["series"].clone();
     tenant.url = api.url.clone();
-    let after = tenant.get(&path).await["data"]["series"].clone();
+    let after = tenant.get(&path).await.json()["data"]["series"].clone();
     assert!([before, after].contains(&other), "{other}");
     api.stop().await;
     second.stop().await;
@@ -338,8 +321,8 @@ async fn a_series_needs_monitoring_and_a_known_window() {
     );
     let on = json!({ "monitoring_enabled": true });
     let instance = format!("/v1/instances/{id}");
-    expect(&tenant, 200, Method::PATCH, &instance, Some(&on), &[]).await;
-    let series = tenant.get(&path).await["data"].clone();
+    tenant.patch(200, &instance, &on).await;
+    let series = tenant.get(&path).await.json()["data"].clone();
     assert_eq!(series["series"]["network_in"].as_array().unwrap().len(), 60);
     for window in ["2h", "", "1H"] {
         let wrong = format!("{path}?window={window}");
@@ -369,14 +352,7 @@ async fn an_account_whose_provider_hangs_keeps_nobody_from_being_sampled() {
     }
     let hang = json!({ "metadata": { "annotations": { "simulator.stellage.dev/fault": "unreachable" } } });
     for instance in big.all_instances().await {
-        big.instances()
-            .patch(
-                &instance.name_any(),
-                &PatchParams::default(),
-                &Patch::Merge(&hang),
-            )
-            .await
-            .unwrap();
+        big.instances().merge(&instance.name_any(), &hang).await;
     }
     let timeouts = async || {
         operator

@@ -7,9 +7,9 @@ use resources::InstanceState;
 use serde_json::{Value, json};
 
 use crate::support::{
-    self, Tenant, eventually, kubectl,
+    self, Tenant, eventually, kubectl, kubectl_words,
     receivers::{Answer, Receiver},
-    shared, stellage,
+    shared, stellage_words,
 };
 
 /// The command lines of the page that begin with this, for another account than `ada`.
@@ -59,7 +59,7 @@ async fn the_data_of_an_account_are_handed_out_without_its_secrets_and_erased() 
     for line in commands("stellage export", "forgetme") {
         let file = folder.path().join("forgetme.export");
         let line = line.replace("forgetme.export", file.to_str().unwrap());
-        stellage(plane, &words(&line)).unwrap();
+        stellage_words(plane, &words(&line)).unwrap();
     }
     for line in commands("jq", "forgetme") {
         let mut shell = Command::new("bash");
@@ -78,7 +78,7 @@ async fn the_data_of_an_account_are_handed_out_without_its_secrets_and_erased() 
         );
     }
     assert!(text.contains("forgetme@example.com") && text.contains("forgetme-web"));
-    let secret = kubectl(plane, &["get", "secrets", "-n", "forgetme", "-o", "json"], None).unwrap();
+    let secret = kubectl(plane, "get secrets -n forgetme -o json", None).unwrap();
     let secrets: Value = serde_json::from_str(&secret).unwrap();
     for value in secrets["items"]
         .as_array()
@@ -95,11 +95,11 @@ async fn the_data_of_an_account_are_handed_out_without_its_secrets_and_erased() 
         .iter()
         .chain(&commands("kubectl wait", "forgetme"))
     {
-        kubectl(plane, &words(line), None).unwrap();
+        kubectl_words(plane, &words(line), None).unwrap();
     }
     let left = async || {
         let kinds = "namespaces,accounts,instances,webhooks,deliveries,eventlogs,apikeys,backups";
-        kubectl(plane, &["get", kinds, "-A", "-o", "json"], None).unwrap()
+        kubectl(plane, &format!("get {kinds} -A -o json"), None).unwrap()
     };
     eventually("everything to go", left, |left| !left.contains("forgetme")).await;
 }

@@ -20,7 +20,8 @@ use resources::{Instance, InstanceState, PowerState, conditions};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Operator, Tenant, bare_plane, eventually, install, install_rights, own_plane, spawn_operator, stellage,
+    Change as _, Operator, Tenant, bare_plane, eventually, install, install_rights, own_plane,
+    spawn_operator, stellage,
 };
 
 fn settled(instance: &Instance) -> bool {
@@ -61,15 +62,7 @@ async fn a_controller_that_is_killed_again_and_again_loses_no_transition_and_mak
                     _ => json!({ "powerState": "Stopped", "powerOffRequestedAt": nonce }),
                 };
                 let patch = json!({ "spec": change });
-                tenant
-                    .instances()
-                    .patch(
-                        &format!("web-{i}"),
-                        &PatchParams::default(),
-                        &Patch::Merge(&patch),
-                    )
-                    .await
-                    .unwrap();
+                tenant.merge(&format!("web-{i}"), &patch).await;
             }
         };
         let passing = async {
@@ -236,11 +229,7 @@ async fn operate(tenant: &Tenant, name: &str) {
         ("Running", InstanceState::Running),
     ] {
         let patch = json!({ "spec": { "powerState": power } });
-        tenant
-            .instances()
-            .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await
-            .unwrap();
+        tenant.merge(name, &patch).await;
         tenant.wait_for_state(name, state).await;
     }
 }
@@ -331,9 +320,7 @@ async fn an_object_that_does_not_parse_is_told_so_and_stops_nobody_else() {
     }
     // Once fixed, it is processed again.
     let mended = json!({ "spec": { "plan": "business", "tags": null } });
-    raw.patch("bad", &PatchParams::default(), &Patch::Merge(&mended))
-        .await
-        .unwrap();
+    raw.merge("bad", &mended).await;
     tenant
         .wait("bad", "the mended one", |instance: Option<&Instance>| {
             instance.and_then(|i| i.status.as_ref()).is_some_and(|s| {
@@ -414,8 +401,8 @@ async fn after_a_first_install_only_creates_wait_until_kubernetes_counts_the_quo
     install(&plane);
     let mut operator = Operator::start(&plane, &["run", "--provisioning-seconds=0"]).await;
     let arguments = "account create ada --email ada@example.com --instance-quota 1 --no-wait";
-    stellage(&plane, &arguments.split(' ').collect::<Vec<_>>()).unwrap();
-    let key = stellage(&plane, &["key", "create", "--account", "ada"]).unwrap();
+    stellage(&plane, arguments).unwrap();
+    let key = stellage(&plane, "key create --account ada").unwrap();
     let url = format!("{}/v1/instances", operator.url);
     let http = reqwest::Client::new();
     let list = async || {
@@ -433,7 +420,7 @@ async fn after_a_first_install_only_creates_wait_until_kubernetes_counts_the_quo
         if status == StatusCode::SERVICE_UNAVAILABLE {
             assert!(text.contains("up to 40 s after an installation"), "{text}");
             assert_eq!(list().await, StatusCode::OK);
-            stellage(&plane, &["key", "create", "--account", "ada"]).unwrap();
+            stellage(&plane, "key create --account ada").unwrap();
         }
         status
     };

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use crate::{
     support::{
-        Operator, Tenant, eventually, kubectl, own_plane, receiver_arguments,
+        Operator, Tenant, eventually, kubectl, kubectl_words, own_plane, receiver_arguments,
         receivers::{Answer, Receiver},
-        stellage,
+        stellage, stellage_words,
     },
     webhooks::body,
 };
@@ -68,7 +68,7 @@ fn saved(plane: &ControlPlane, kind: &str) -> Vec<Value> {
     } else {
         NAMESPACE
     };
-    let get = ["get", kind, "-n", namespace, "-o", "json"];
+    let get = format!("get {kind} -n {namespace} -o json");
     let list: Value = serde_json::from_str(&kubectl(plane, &get, None).unwrap()).unwrap();
     let mut objects = match list["items"].as_array() {
         Some(items) => items.clone(),
@@ -111,7 +111,7 @@ async fn restore(plane: &ControlPlane, tool: Tool, arguments: &[&str], object: &
         Tool::Kubectl { .. } => &[],
     };
     let arguments = [arguments, who].concat();
-    let run = async || kubectl(plane, &arguments, Some(&object.to_string()));
+    let run = async || kubectl_words(plane, &arguments, Some(&object.to_string()));
     // So does a policy until it knows its new restorer.
     let passes = ["quota", "by the operator alone"];
     let is_final = |outcome: &Result<String, String>| {
@@ -143,7 +143,7 @@ async fn restore_with_velero(plane: &ControlPlane, object: &Value) {
         return;
     };
     let name = object["metadata"]["name"].as_str().unwrap();
-    let created = kubectl(plane, &["get", kind, name, "-n", NAMESPACE, "-o", "json"], None).unwrap();
+    let created = kubectl(plane, &format!("get {kind} {name} -n {NAMESPACE} -o json"), None).unwrap();
     let mut created: Value = serde_json::from_str(&created).unwrap();
     created["status"] = status;
     restore(
@@ -157,9 +157,9 @@ async fn restore_with_velero(plane: &ControlPlane, object: &Value) {
 
 /// Applies the policies, with Velero's user as the restorer or without one.
 fn apply_policies(plane: &ControlPlane, restorer: &[&str]) {
-    let crds = stellage(plane, &[&["crds", "--with-policies"], restorer].concat()).unwrap();
-    let apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
-    kubectl(plane, &apply, Some(&crds)).unwrap();
+    let crds = stellage_words(plane, &[&["crds", "--with-policies"], restorer].concat()).unwrap();
+    let apply = "apply --server-side --force-conflicts -f -";
+    kubectl(plane, apply, Some(&crds)).unwrap();
 }
 
 /// Whether Velero may write the status of the account.
@@ -177,7 +177,7 @@ fn may_write_statuses(plane: &ControlPlane) -> Result<String, String> {
         &change,
         &user,
     ];
-    kubectl(plane, &patch, None)
+    kubectl_words(plane, &patch, None)
 }
 
 /// What REST shows of instances, private networks, webhooks and backups that must stay the same.
@@ -257,7 +257,7 @@ async fn goes_on(tool: Tool) {
         let by_rest = made.json()["data"]["id"].as_str().unwrap().to_owned();
         tenant.wait_for_state("web", InstanceState::Running).await;
         tenant.wait_for_state(&by_rest, InstanceState::Running).await;
-        stellage(&plane, &["backup", "create", "web", "-n", NAMESPACE, "--wait"]).unwrap();
+        stellage(&plane, &format!("backup create web -n {NAMESPACE} --wait")).unwrap();
         tenant.wait_for_entries(2).await;
         // Created and started twice, and a backup.
         eventually("the events", async || receiver.count(), |count| *count == 5).await;
@@ -268,7 +268,7 @@ async fn goes_on(tool: Tool) {
         }
         let (was, entries) = (shown(&tenant).await, billed(&tenant).await);
         operator.stop().await;
-        stellage(&plane, &["export", "--output", exported]).unwrap();
+        stellage(&plane, &format!("export --output {exported}")).unwrap();
         let account = ["account", NAMESPACE].join("/");
         let namespace = ["namespace", NAMESPACE].join("/");
         let mut objects = [saved(&plane, &namespace), saved(&plane, &account)].concat();
@@ -287,14 +287,9 @@ async fn goes_on(tool: Tool) {
         Some(start(&plane).await)
     };
     if tool == Tool::Velero {
-        let role = [
-            "create",
-            "clusterrolebinding",
-            "velero",
-            "--clusterrole=cluster-admin",
-            "--serviceaccount=velero:velero",
-        ];
-        kubectl(&plane, &role, None).unwrap();
+        let role =
+            "create clusterrolebinding velero --clusterrole=cluster-admin --serviceaccount=velero:velero";
+        kubectl(&plane, role, None).unwrap();
         apply_policies(&plane, &["--restorer", VELERO]);
         let of_elsewhere =
             |object: &&Value| !["Invoice", "InvoicePage"].contains(&object["kind"].as_str().unwrap());
@@ -304,7 +299,7 @@ async fn goes_on(tool: Tool) {
         apply_policies(&plane, &[]);
         let refused = eventually("no restorer", async || may_write_statuses(&plane), Result::is_err).await;
         assert!(refused.unwrap_err().contains("written by the operator alone"));
-        stellage(&plane, &["import", "--only-operator-namespace", exported]).unwrap();
+        stellage(&plane, &format!("import --only-operator-namespace {exported}")).unwrap();
     }
     for object in objects.iter().filter(|_| tool != Tool::Velero) {
         restore(&plane, tool, &["create", "-f", "-"], object).await;

@@ -17,7 +17,7 @@ use crate::{
     support::{
         self, Tenant, eventually, kubectl,
         receivers::{Answer, Receiver},
-        shared, stellage,
+        shared, stellage, stellage_words,
     },
     tenants::tenant_of,
 };
@@ -33,7 +33,7 @@ async fn suspended(tenant: &Tenant) -> Value {
 /// Suspends the account, and waits until the facade and the namespace say so.
 async fn suspend(tenant: &Tenant, options: &[&str]) {
     let suspend = ["account", "suspend", &tenant.namespace, "--reason", REASON];
-    stellage(shared().await.plane, &[&suspend[..], options].concat()).unwrap();
+    stellage_words(shared().await.plane, &[&suspend[..], options].concat()).unwrap();
     let is_stopping = options.contains(&"--stop-servers");
     let expected = json!({ "reason": REASON, "servers_stopped": is_stopping });
     let look = async || suspended(tenant).await;
@@ -52,7 +52,11 @@ async fn suspend(tenant: &Tenant, options: &[&str]) {
 }
 
 async fn resume(tenant: &Tenant) {
-    stellage(shared().await.plane, &["account", "resume", &tenant.namespace]).unwrap();
+    stellage(
+        shared().await.plane,
+        &format!("account resume {}", tenant.namespace),
+    )
+    .unwrap();
     let look = async || suspended(tenant).await;
     eventually("the suspension to end", look, Value::is_null).await;
 }
@@ -183,7 +187,7 @@ async fn the_holder_of_a_suspended_account_can_change_nothing_with_kubectl_and_a
     mine.patch("web", &PatchParams::default(), &stop).await.unwrap();
     tenant.wait_for_state("web", InstanceState::Stopped).await;
     let plane = shared().await.plane;
-    let shown = kubectl(plane, &["get", "account", &tenant.namespace, "-o", "wide"], None).unwrap();
+    let shown = kubectl(plane, &format!("get account {} -o wide", tenant.namespace), None).unwrap();
     assert!(shown.contains(REASON), "{shown}");
     resume(&tenant).await;
     let deleted = async || theirs.delete("web", &DeleteParams::default()).await.is_ok();

@@ -17,7 +17,7 @@ use resources::{
 use serde_json::{Value, json};
 
 use crate::{
-    support::{self, Tenant, eventually, stellage},
+    support::{self, Change as _, Tenant, eventually, stellage},
     webhooks::SECRET,
 };
 
@@ -39,7 +39,7 @@ async fn an_api_key_that_would_break_the_list_of_keys_or_the_terminal_is_refused
     ] {
         let refused = support::kubectl(
             plane,
-            &["-n", &tenant.namespace, "create", "-f", "-"],
+            &format!("-n {} create -f -", tenant.namespace),
             Some(&manifest(field, value)),
         );
         let refused = refused.unwrap_err();
@@ -49,7 +49,7 @@ async fn an_api_key_that_would_break_the_list_of_keys_or_the_terminal_is_refused
         );
     }
     for fine in ["2028-02-29T00:00:00Z", "2027-12-31T23:59:59+14:00"] {
-        let arguments = ["-n", &tenant.namespace, "create", "--dry-run=server", "-f", "-"];
+        let arguments = format!("-n {} create --dry-run=server -f -", tenant.namespace);
         support::kubectl(plane, &arguments, Some(&manifest("expiresAt", fine))).unwrap();
     }
 }
@@ -221,26 +221,16 @@ async fn only_the_operator_and_administrators_say_which_object_it_is() {
         .to_string();
     assert!(refused.contains("administrators alone"), "{refused}");
     let other = json!({ "metadata": { "annotations": { "theirs": "1" } } });
-    instances
-        .patch("web", &params, &Patch::Merge(&other))
-        .await
-        .unwrap();
+    instances.merge("web", &other).await;
     // What kubectl replace takes away comes back.
     let none = annotated(None);
-    instances
-        .patch("web", &params, &Patch::Merge(&none))
-        .await
-        .unwrap();
+    instances.merge("web", &none).await;
     eventually("the operator to write it again", look, |is| {
         is.as_ref() == Some(&own)
     })
     .await;
     // Without its own, this object would be another one.
-    tenant
-        .instances()
-        .patch("web", &params, &Patch::Merge(&theirs))
-        .await
-        .unwrap();
+    tenant.merge("web", &theirs).await;
     let refused = instances
         .patch("web", &params, &Patch::Merge(&none))
         .await
@@ -405,10 +395,7 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
         earlier.name_any(),
         json!({ "metadata": { "annotations": { "mine": "yes" } } }),
     );
-    deliveries
-        .patch(&earlier, &PatchParams::default(), &Patch::Merge(mine))
-        .await
-        .unwrap();
+    deliveries.merge(&earlier, &mine).await;
     deliveries
         .delete(&earlier, &DeleteParams::default())
         .await
@@ -416,7 +403,7 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
 
     // What the command for tests creates is sent with the operator's own example.
     let plane = support::shared().await.plane;
-    let test = ["webhook", "test", "hook", "-n", &tenant.namespace, "--wait"];
+    let test = format!("webhook test hook -n {} --wait", tenant.namespace);
     stellage(plane, &test).unwrap();
     let got = receiver.wait_for(1).await.pop().unwrap();
     let body: Value = serde_json::from_slice(&got.body).unwrap();
@@ -587,11 +574,9 @@ async fn no_tenant_deletes_a_backup_without_its_data() {
     let look = async || theirs.get("mine").await.unwrap();
     let is_kept = |backup: &Backup| backup.phase() == BackupPhase::Completed && backup.has_finalizer();
     eventually("the backup", look, is_kept).await;
-    let bare = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
     let without = theirs
-        .patch("mine", &PatchParams::default(), &bare)
-        .await
-        .unwrap();
+        .merge("mine", &json!({ "metadata": { "finalizers": null } }))
+        .await;
     let version = Preconditions {
         resource_version: without.metadata.resource_version,
         uid: None,
@@ -741,8 +726,7 @@ async fn no_tenant_deletes_an_instance_without_its_server() {
 /// Creates a namespace with the label but without an Account, containing an Instance and a Backup that have begun and have no
 /// finalizer. Returns their kinds and names.
 fn abandon(plane: &ControlPlane, namespace: &str) -> [(&'static str, &'static str); 2] {
-    let create =
-        |object: Value| support::kubectl(plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
+    let create = |object: Value| support::kubectl(plane, "create -f -", Some(&object.to_string())).unwrap();
     create(json!({
         "apiVersion": "v1", "kind": "Namespace",
         "metadata": { "name": namespace, "labels": { "stellage.dev/account": "gone" } },
@@ -769,7 +753,7 @@ fn abandon(plane: &ControlPlane, namespace: &str) -> [(&'static str, &'static st
         let who = format!("--as={} --as-group=system:masters", Identity::Operator.user());
         let line = format!("patch {kind} {name} --subresource=status --type=merge -n {namespace} {who} -p");
         let line = line.split(' ').chain([status.as_str()]);
-        support::kubectl(plane, &line.collect::<Vec<_>>(), None).unwrap();
+        support::kubectl_words(plane, &line.collect::<Vec<_>>(), None).unwrap();
         (kind, name)
     })
 }
@@ -779,7 +763,7 @@ async fn what_has_lost_its_finalizer_is_deleted_by_nobody_but_administrators_in_
     // No operator is running that would restore it.
     let plane = support::own_plane().await;
     let objects = abandon(&plane, "abandoned");
-    let kubectl = |line: &str| support::kubectl(&plane, &line.split(' ').collect::<Vec<_>>(), None);
+    let kubectl = |line: &str| support::kubectl(&plane, line, None);
     kubectl("create rolebinding eve --clusterrole=cluster-admin --user=eve -n abandoned").unwrap();
     let operator = format!(
         "--as={} --as-group=system:serviceaccounts",
@@ -809,7 +793,7 @@ async fn what_has_lost_its_finalizer_is_deleted_by_nobody_but_administrators_in_
 async fn without_an_account_the_finalizers_are_put_back_too_and_the_namespace_can_be_deleted() {
     let plane = support::shared().await.plane;
     let objects = abandon(plane, "finalizers-back");
-    let kubectl = |line: &str| support::kubectl(plane, &line.split(' ').collect::<Vec<_>>(), None);
+    let kubectl = |line: &str| support::kubectl(plane, line, None);
     for (kind, name) in objects {
         let get = format!("get {kind} {name} -n finalizers-back -o jsonpath={{.metadata.finalizers}}");
         let finalizers = async || kubectl(&get).unwrap();
@@ -844,11 +828,7 @@ async fn a_create_while_a_deletion_frees_the_quota_waits_and_is_told_to_try_agai
     );
     // Something delays the deletion, like a server that takes its time.
     let hold = json!({ "metadata": { "finalizers": ["stellage.dev/server", "example.com/held"] } });
-    tenant
-        .instances()
-        .patch(&id, &PatchParams::default(), &Patch::Merge(hold))
-        .await
-        .unwrap();
+    tenant.merge(&id, &hold).await;
     let gone = tenant
         .call(Method::DELETE, &format!("/v1/instances/{id}"), None)
         .await;

@@ -14,17 +14,15 @@ use std::{
 
 use control_plane::{ControlPlane, Identity};
 use k8s_openapi::api::core::v1::Secret;
-use kube::{
-    Api, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams},
-};
+use kube::{Api, ResourceExt as _, api::DeleteParams};
 use reqwest::{Method, StatusCode};
 use resources::{DeliveryPhase, Instance, InstanceState, Webhook, conditions};
 use serde_json::{Value, json};
 
 use crate::{
     support::{
-        Operator, STELLAGE, Tenant, eventually, install, kubectl, own_plane, receiver_arguments,
+        Operator, STELLAGE, Tenant, eventually, install, kubectl, kubectl_words, own_plane,
+        receiver_arguments,
         receivers::{Answer, Received, Receiver},
         stellage,
     },
@@ -36,7 +34,7 @@ fn drop_a_field(plane: &ControlPlane) {
     let crd = "instances.stellage.dev";
     let path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/tags";
     let patch = json!([{ "op": "remove", "path": path }]).to_string();
-    kubectl(
+    kubectl_words(
         plane,
         &["patch", "crd", crd, "--type", "json", "--patch", &patch],
         None,
@@ -112,12 +110,7 @@ fn event_ids(received: &[Received], path: &str) -> Vec<String> {
 
 async fn set_fault(tenant: &Tenant, name: &str, fault: Option<&str>) {
     let patch = json!({ "metadata": { "annotations": { FAULT: fault } } });
-    let patch = Patch::Merge(&patch);
-    tenant
-        .instances()
-        .patch(name, &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+    tenant.merge(name, &patch).await;
 }
 
 /// Who has written which fields of an instance, except for its status.
@@ -204,7 +197,7 @@ async fn export(file: &Path, receiver: &Receiver) -> Exported {
         .unwrap();
 
     tenant.wait_for_entries(3).await;
-    stellage(&plane, &["backup", "create", "web", "-n", "moved", "--wait"]).unwrap();
+    stellage(&plane, "backup create web -n moved --wait").unwrap();
     tenant.close_now().await;
     tenant.wait_for_invoices(1).await;
 
@@ -246,21 +239,21 @@ async fn export(file: &Path, receiver: &Receiver) -> Exported {
         lasting(&json!(before)) == lasting(&json!(after))
     })
     .await;
-    let running = stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap_err();
+    let running = stellage(&plane, &format!("export --output {}", file.display())).unwrap_err();
     assert!(running.contains("the operator runs"), "{running}");
     assert!(!file.exists());
     let at_once = file.with_extension("running");
     stellage(
         &plane,
-        &["export", "--while-running", "--output", at_once.to_str().unwrap()],
+        &format!("export --while-running --output {}", at_once.display()),
     )
     .unwrap();
     operator.stop().await;
 
-    stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap();
+    stellage(&plane, &format!("export --output {}", file.display())).unwrap();
     let mode = std::fs::metadata(file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "it has the secrets of webhooks");
-    let again = stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap_err();
+    let again = stellage(&plane, &format!("export --output {}", file.display())).unwrap_err();
     assert!(again.contains("exists"), "{again}");
     let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), "moved");
     let secret = secrets.get("healthy").await.unwrap();
@@ -276,22 +269,14 @@ async fn export(file: &Path, receiver: &Receiver) -> Exported {
 }
 
 fn import(plane: &ControlPlane, file: &Path) -> Result<String, String> {
-    stellage(plane, &["import", file.to_str().unwrap()])
+    stellage(plane, &format!("import {}", file.display()))
 }
 
 fn holder(plane: &ControlPlane) -> String {
     let path = "jsonpath={.spec.holderIdentity}";
     kubectl(
         plane,
-        &[
-            "get",
-            "lease",
-            "-n",
-            "stellage-system",
-            "stellage-controller",
-            "-o",
-            path,
-        ],
+        &format!("get lease -n stellage-system stellage-controller -o {path}"),
         None,
     )
     .unwrap_or_default()
@@ -345,30 +330,18 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     let refused = import(&plane, &newer).unwrap_err();
     assert!(refused.contains("written by version 99.0.0"), "{refused}");
     // An installation that is not empty.
-    stellage(
-        &plane,
-        &[
-            "account",
-            "create",
-            "other",
-            "--email",
-            "o@example.com",
-            "--timeout",
-            "1s",
-        ],
-    )
-    .unwrap_err();
+    stellage(&plane, "account create other --email o@example.com --timeout 1s").unwrap_err();
     let refused = import(&plane, &file).unwrap_err();
     assert!(refused.contains("not empty, it has accounts"), "{refused}");
-    kubectl(&plane, &["delete", "account", "other"], None).unwrap();
-    stellage(&plane, &["import", "--dry-run", file.to_str().unwrap()]).unwrap();
+    kubectl(&plane, "delete account other", None).unwrap();
+    stellage(&plane, &format!("import --dry-run {}", file.display())).unwrap();
     assert_eq!(holder(&plane), "");
     // An interrupted import: something stands in its way.
     let way = json!({ "apiVersion": "v1", "kind": "List", "items": [
         { "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "moved", "labels": { "stellage.dev/account": "moved" } } },
         { "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "healthy", "namespace": "moved" }, "stringData": { "secret": "another" } },
     ] });
-    kubectl(&plane, &["create", "-f", "-"], Some(&way.to_string())).unwrap();
+    kubectl(&plane, "create -f -", Some(&way.to_string())).unwrap();
     let interrupted = import(&plane, &file).unwrap_err();
     assert!(
         interrupted.contains("another Secret moved/healthy"),
@@ -380,7 +353,7 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     );
     let refused = import(&plane, &file.with_extension("running")).unwrap_err();
     assert!(refused.contains("is not finished"), "{refused}");
-    kubectl(&plane, &["delete", "secret", "-n", "moved", "healthy"], None).unwrap();
+    kubectl(&plane, "delete secret -n moved healthy", None).unwrap();
     import(&plane, &file).unwrap();
     assert_eq!(holder(&plane), "");
 
@@ -522,7 +495,7 @@ async fn one_account_goes_on_in_an_installation_that_has_others_while_its_operat
         eventually("the events", async || receiver.count(), |count| *count == 2).await;
         ada.wait_for_clear_outboxes().await;
         operator.stop().await;
-        let export = ["export", "--account", "ada", "--output", file.to_str().unwrap()];
+        let export = format!("export --account ada --output {}", file.display());
         stellage(&plane, &export).unwrap();
         let web = ada.instances().get("web").await.unwrap();
         (ada.key.clone(), web)
@@ -536,7 +509,7 @@ async fn one_account_goes_on_in_an_installation_that_has_others_while_its_operat
     let plane = own_plane().await;
     let mut operator = start(&plane).await;
     let other = Tenant::on(&plane, &operator, "other").await;
-    let import = |name| stellage(&plane, &["import", "--account", name, file.to_str().unwrap()]);
+    let import = |name| stellage(&plane, &format!("import --account {name} {}", file.display()));
     let refused = import("stays").unwrap_err();
     assert!(refused.contains("it has no account stays"), "{refused}");
     import("ada").unwrap();
@@ -580,12 +553,12 @@ async fn one_account_goes_on_in_an_installation_that_has_others_while_its_operat
 
 fn create(plane: &ControlPlane, objects: &Value) {
     let list = json!({ "apiVersion": "v1", "kind": "List", "items": objects });
-    kubectl(plane, &["create", "-f", "-"], Some(&list.to_string())).unwrap();
+    kubectl(plane, "create -f -", Some(&list.to_string())).unwrap();
 }
 
 /// An object as JSON.
 fn get(plane: &ControlPlane, kind: &str, namespace: &str, name: &str) -> Value {
-    let get = ["get", kind, name, "--namespace", namespace, "--output", "json"];
+    let get = format!("get {kind} {name} --namespace {namespace} --output json");
     serde_json::from_str(&kubectl(plane, &get, None).unwrap()).unwrap()
 }
 
@@ -668,26 +641,12 @@ async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_no
                 secret("past", "app.kubernetes.io/managed-by", &past),
             ]),
         );
-        kubectl(&plane, &["delete", "webhook", "--namespace", "ada", "gone"], None).unwrap();
+        kubectl(&plane, "delete webhook --namespace ada gone", None).unwrap();
         let unfinished = r#"{"metadata":{"finalizers":null}}"#;
-        let patch = [
-            "patch",
-            "instance",
-            "past",
-            "--namespace",
-            "ada",
-            "--type=merge",
-            "--patch",
-            unfinished,
-        ];
+        let patch = format!("patch instance past --namespace ada --type=merge --patch {unfinished}");
         kubectl(&plane, &patch, None).unwrap();
-        kubectl(
-            &plane,
-            &["delete", "instance", "--namespace", "ada", "past"],
-            None,
-        )
-        .unwrap();
-        stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap();
+        kubectl(&plane, "delete instance --namespace ada past", None).unwrap();
+        stellage(&plane, &format!("export --output {}", file.display())).unwrap();
     }
 
     let plane = own_plane().await;
@@ -708,7 +667,7 @@ async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_no
     }
     // A namespace, an account, two instances, a webhook and two Secrets; in addition, what the chart creates empty.
     let of_rights = ["configmap", "secret"].map(|kind| {
-        let list = ["get", kind, "--namespace", "stellage-system", "--output", "name"];
+        let list = format!("get {kind} --namespace stellage-system --output name");
         let found = kubectl(&plane, &list, None).unwrap();
         // Consoles that are open end with the export.
         let tickets = |line: &&str| !line.ends_with("console-tickets");
@@ -726,7 +685,7 @@ async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_no
     let boot = get(&plane, "secret", "ada", "boot");
     assert_eq!(boot["metadata"]["ownerReferences"], json!([web]));
     for name in ["gone", "past"] {
-        let left_out = kubectl(&plane, &["get", "secret", "--namespace", "ada", name], None).unwrap_err();
+        let left_out = kubectl(&plane, &format!("get secret --namespace ada {name}"), None).unwrap_err();
         assert!(left_out.contains("NotFound"), "{left_out}");
     }
 }
@@ -735,7 +694,7 @@ async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_no
 async fn an_import_that_is_interrupted_while_it_deletes_what_was_being_deleted_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("stellage.export");
-    let delete = ["delete", "namespace", "ada", "--wait=false"];
+    let delete = "delete namespace ada --wait=false";
     let is_deleted = |object: &Value| object["metadata"]["deletionTimestamp"].is_string();
     {
         let plane = own_plane().await;
@@ -743,10 +702,10 @@ async fn an_import_that_is_interrupted_while_it_deletes_what_was_being_deleted_g
             &plane,
             &json!([namespace("ada"), account("ada"), instance("ada", "web")]),
         );
-        kubectl(&plane, &delete, None).unwrap();
+        kubectl(&plane, delete, None).unwrap();
         let web = async || get(&plane, "instance", "ada", "web");
         eventually("the instance to be deleted", web, is_deleted).await;
-        stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap();
+        stellage(&plane, &format!("export --output {}", file.display())).unwrap();
     }
 
     let plane = own_plane().await;
@@ -771,8 +730,8 @@ async fn an_import_that_is_interrupted_while_it_deletes_what_was_being_deleted_g
             },
         ]),
     );
-    let try_to_create = ["create", "configmap", "tried", "--dry-run=server"];
-    let tried = async || kubectl(&plane, &try_to_create, None);
+    let try_to_create = "create configmap tried --dry-run=server";
+    let tried = async || kubectl(&plane, try_to_create, None);
     eventually("the policy to be in force", tried, Result::is_err)
         .await
         .unwrap_err();
@@ -785,21 +744,16 @@ async fn an_import_that_is_interrupted_while_it_deletes_what_was_being_deleted_g
         !is_deleted(&get(&plane, "namespace", "", "ada")),
         "nothing can be created in one that is being deleted"
     );
-    let label = ["label", "instance", "--namespace", "ada", "web", "may=go"];
-    kubectl(&plane, &label, None).unwrap();
+    let label = "label instance --namespace ada web may=go";
+    kubectl(&plane, label, None).unwrap();
     let stopped = import(&plane, &file).unwrap_err();
     assert!(
         stopped.contains("write the Lease") && stopped.contains("stopped by the test"),
         "{stopped}"
     );
     assert!(is_deleted(&get(&plane, "namespace", "", "ada")));
-    kubectl(
-        &plane,
-        &["delete", "validatingadmissionpolicybinding", "stop"],
-        None,
-    )
-    .unwrap();
-    let tried = async || kubectl(&plane, &try_to_create, None);
+    kubectl(&plane, "delete validatingadmissionpolicybinding stop", None).unwrap();
+    let tried = async || kubectl(&plane, try_to_create, None);
     eventually("the policy to be gone", tried, Result::is_ok)
         .await
         .unwrap();
@@ -819,7 +773,7 @@ async fn nothing_is_imported_into_a_namespace_that_somebody_deletes() {
             &plane,
             &json!([namespace("ada"), account("ada"), instance("ada", "web")]),
         );
-        stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap();
+        stellage(&plane, &format!("export --output {}", file.display())).unwrap();
     }
 
     let plane = own_plane().await;
@@ -827,7 +781,7 @@ async fn nothing_is_imported_into_a_namespace_that_somebody_deletes() {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "waits", "namespace": "ada", "finalizers": ["example.com/wait"] },
     });
     create(&plane, &json!([namespace("ada"), waits]));
-    kubectl(&plane, &["delete", "namespace", "ada", "--wait=false"], None).unwrap();
+    kubectl(&plane, "delete namespace ada --wait=false", None).unwrap();
     let refused = import(&plane, &file).unwrap_err();
     assert!(
         refused.contains("the namespace ada is being deleted"),
@@ -836,25 +790,11 @@ async fn nothing_is_imported_into_a_namespace_that_somebody_deletes() {
     let goes = json!({ "metadata": { "finalizers": null } }).to_string();
     kubectl(
         &plane,
-        &[
-            "patch",
-            "configmap",
-            "waits",
-            "--namespace",
-            "ada",
-            "--type=merge",
-            "--patch",
-            &goes,
-        ],
+        &format!("patch configmap waits --namespace ada --type=merge --patch {goes}"),
         None,
     )
     .unwrap();
-    kubectl(
-        &plane,
-        &["wait", "--for=delete", "namespace", "ada", "--timeout=60s"],
-        None,
-    )
-    .unwrap();
+    kubectl(&plane, "wait --for=delete namespace ada --timeout=60s", None).unwrap();
     import(&plane, &file).unwrap();
     get(&plane, "instance", "ada", "web");
 }

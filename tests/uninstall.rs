@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::task::block_in_place;
 
 use crate::support::{
-    Operator, STELLAGE, Tenant, install, kubectl, own_plane, receiver_arguments,
+    Operator, STELLAGE, Tenant, install, kubectl, kubectl_words, own_plane, receiver_arguments,
     receivers::{Answer, Receiver},
 };
 
@@ -31,7 +31,7 @@ fn uninstall(plane: &ControlPlane, arguments: &[&str]) -> Result<String, String>
 
 fn names(plane: &ControlPlane, arguments: &[&str]) -> Vec<String> {
     let get = [&["get", "--output", "name"], arguments].concat();
-    let found = kubectl(plane, &get, None).unwrap();
+    let found = kubectl_words(plane, &get, None).unwrap();
     found.lines().map(ToOwned::to_owned).collect()
 }
 
@@ -48,7 +48,7 @@ async fn all_that_stellage_has_in_the_cluster_is_removed_and_the_servers_are_lef
         { "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "grown", "labels": { "stellage.dev/account": "grown" } } },
         { "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "mine", "namespace": "grown" }, "stringData": { "a": "b" } },
     ] });
-    kubectl(&plane, &["create", "-f", "-"], Some(&grown.to_string())).unwrap();
+    kubectl(&plane, "create -f -", Some(&grown.to_string())).unwrap();
     for name in ["made", "grown"] {
         let tenant = Tenant::on(&plane, &operator, name).await;
         tenant
@@ -102,7 +102,7 @@ async fn all_that_stellage_has_in_the_cluster_is_removed_and_the_servers_are_lef
     );
     let left = ["secrets,rolebindings,resourcequotas", "--namespace", "grown"];
     assert_eq!(names(&plane, &left), ["secret/mine"]);
-    let grown = kubectl(&plane, &["get", "namespace", "grown", "-o", "json"], None).unwrap();
+    let grown = kubectl(&plane, "get namespace grown -o json", None).unwrap();
     let grown: Value = serde_json::from_str(&grown).unwrap();
     assert!(!grown["metadata"].to_string().contains("stellage.dev"), "{grown}");
     // There is nothing to remove any more, and nothing in the way of the next installation.

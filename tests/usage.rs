@@ -9,7 +9,6 @@ use domain::{
 };
 use futures::future::join_all;
 use jiff::{SignedDuration, Timestamp};
-use kube::api::{Patch, PatchParams};
 use providers::{RegionalUsage, UsageSource as _, simulator::SimulatedUsage};
 use reqwest::Method;
 use resources::Instance;
@@ -18,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::support::{
-    Operator, Tenant, eventually, own_plane,
+    Change as _, Operator, Tenant, eventually, own_plane,
     prometheus::{Behaviour, Measured, Prometheus, Real},
     promtool,
     receivers::Authority,
@@ -620,11 +619,7 @@ async fn rest_shows_the_usage_of_real_servers_fires_alerts_on_it_and_takes_null_
         };
         tenant.wait(name, "its status", is_accepted).await;
         prometheus.measure("stellage-usage", &made.id(), measured);
-        let params = PatchParams::default();
-        admin
-            .patch_status(name, &params, &Patch::Merge(&running))
-            .await
-            .unwrap();
+        admin.merge_status(name, &running).await;
         ids.push(made.id());
     }
     let get = async |path: String| tenant.call(Method::GET, &path, None).await.json();

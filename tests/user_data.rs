@@ -91,28 +91,21 @@ async fn user_data_sent_through_rest_is_kept_in_a_secret_of_the_instance_and_sho
         "/v1/instances".to_owned(),
         "/v1/events".to_owned(),
     ] {
-        let answer = expect(&tenant, 200, Method::GET, &shown, None, &[]).await;
+        let answer = tenant.get(&shown).await;
         assert!(
             !answer.text.contains(PASSWORD) && !answer.text.contains("user_data"),
             "{answer:?}"
         );
     }
     let events = async || {
-        let list = [
-            "get",
-            "instances,events,eventlogs",
-            "-n",
-            &tenant.namespace,
-            "-o",
-            "yaml",
-        ];
+        let list = format!("get instances,events,eventlogs -n {} -o yaml", tenant.namespace);
         kubectl(plane, &list, None).unwrap()
     };
     let objects = eventually("its Events", events, |text| text.contains("Provisioned")).await;
     assert!(!objects.contains(PASSWORD));
 
     let path = format!("/v1/instances/{id}");
-    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+    tenant.delete(&path).await;
     let left = async || secrets(&tenant).get_opt(&secret.name_any()).await.unwrap();
     eventually("the Secret to be gone", left, Option::is_none).await;
 }
@@ -152,12 +145,12 @@ async fn user_data_that_cloud_init_would_not_take_is_refused_before_anything_is_
         (&too_long, "at most 32 KiB"),
     ] {
         let body = body_with(user_data);
-        let refused = expect(&tenant, 422, Method::POST, "/v1/instances", Some(&body), &[]).await;
+        let refused = tenant.post(422, "/v1/instances", &body).await;
         assert_eq!(fields(&refused), ["user_data"]);
         assert!(refused.text.contains(says), "{refused:?}");
     }
     let too_large = body_with(&"#".repeat(64 * 1024));
-    let refused = expect(&tenant, 413, Method::POST, "/v1/instances", Some(&too_large), &[]).await;
+    let refused = tenant.post(413, "/v1/instances", &too_large).await;
     assert_eq!(code(&refused), "payload_too_large");
     assert!(tenant.all_instances().await.is_empty());
 }
@@ -181,7 +174,7 @@ async fn no_server_is_installed_without_its_user_data_and_it_goes_on_once_that_i
     let waiting = tenant.wait_for_state("web", InstanceState::Error).await;
     let path = format!("/v1/instances/{}", waiting.id());
     assert_eq!(waiting.status.unwrap_or_default().power, None);
-    let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    let shown = tenant.get(&path).await.json();
     assert_eq!(shown["data"]["status_reason"], "user_data_missing");
     assert!(!shown.to_string().contains("boot"), "{shown}");
 

@@ -145,15 +145,10 @@ async fn what_the_provider_does_at_once_takes_one_write_and_one_event_besides_th
         format!("{uid} {}", created.0)
     );
     let events = async || {
-        let of_web = [
-            "-n",
-            &tenant.namespace,
-            "get",
-            "events",
-            "--field-selector=involvedObject.name=web",
-            "-o",
-            "jsonpath={.items[*].reason}",
-        ];
+        let of_web = format!(
+            "-n {} get events --field-selector=involvedObject.name=web -o jsonpath={{.items[*].reason}}",
+            tenant.namespace
+        );
         kubectl(&plane, &of_web, None).unwrap()
     };
     eventually("an Event for each operation", events, |reasons| {

@@ -1,7 +1,7 @@
 //! Randomness for tokens and names, from the kernel, in hexadecimal.
 
 use crate::Error;
-use std::{fmt::Write as _, fs::File, io::Read as _};
+use std::{fs::File, io::Read as _};
 
 /// `2 * bytes` hexadecimal digits.
 pub(crate) fn hex(bytes: usize) -> Result<String, Error> {
@@ -9,13 +9,5 @@ pub(crate) fn hex(bytes: usize) -> Result<String, Error> {
     File::open("/dev/urandom")
         .and_then(|mut source| source.read_exact(&mut buffer))
         .map_err(Error::file("read", "/dev/urandom"))?;
-    Ok(digits(&buffer))
-}
-
-/// Two hexadecimal digits per byte.
-pub(crate) fn digits(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    Ok(hex::encode(buffer))
 }

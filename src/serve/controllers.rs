@@ -11,7 +11,7 @@ use crate::settings::{CommonSettings, ControllerSettings};
 use controllers::{
     account::{self, AccountController, AccountDirectory},
     api_key::ApiKeyController,
-    backup::{self, BackupController, BackupIndex, Restores},
+    backup::{self, BackupController, BackupIndex},
     census::Census,
     instance::InstanceController,
     invoice::{self, InvoiceController},
@@ -224,7 +224,6 @@ struct Controllers<'a> {
     network_queue: ReconcileQueue<PrivateNetwork>,
     backups: BackupIndex,
     backup_queue: ReconcileQueue<Backup>,
-    restores: Restores,
     ledger: Ledger,
     invoices: InvoiceController,
     invoice_queue: ReconcileQueue<Invoice>,
@@ -317,7 +316,6 @@ impl<'a> Controllers<'a> {
             instances,
             backups,
             backup_queue,
-            restores: Restores::default(),
             ledger,
             invoices,
             invoice_queue: ReconcileQueue::default(),
@@ -356,7 +354,6 @@ impl<'a> Controllers<'a> {
             self.networks.instance_listener(self.network_queue.clone()),
             self.monitor.listener(),
             invoices_after,
-            self.restores.listener(),
             backup::instance_listener(self.backups.clone(), self.backup_queue.clone()),
         ]
     }
@@ -378,7 +375,7 @@ impl<'a> Controllers<'a> {
     fn on_backups(&self) -> Vec<Box<dyn Listener<Backup>>> {
         vec![
             self.backups.listener(),
-            self.restores.backup_listener(self.queue.clone()),
+            backup::backup_listener(self.instances.clone(), self.queue.clone()),
             self.webhooks.outbox_listener(),
             self.accounts.content_listener(),
             Box::new(self.backup_queue.clone()),
@@ -471,7 +468,7 @@ impl<'a> Controllers<'a> {
             outbox: self.webhooks.outbox(),
             index: self.backups.clone(),
             instances,
-            restores: self.restores.clone(),
+            instances_of: self.instances.clone(),
             instance_queue: self.queue.clone(),
             catalogue: self.candidate.catalogue.clone(),
             limits: domain::backup::BackupLimits {

@@ -644,16 +644,10 @@ async fn everything_is_done_without_javascript() {
 
 /// The path of a new sign-in link.
 pub(super) fn link_of(plane: &ControlPlane, tenant: &Tenant, account: &str) -> String {
-    let arguments = [
-        "console",
-        "link",
-        "--account",
-        account,
-        "--url",
-        &tenant.url,
-        "--output",
-        "json",
-    ];
+    let arguments = format!(
+        "console link --account {account} --url {} --output json",
+        tenant.url
+    );
     let link: serde_json::Value = serde_json::from_str(&stellage(plane, &arguments).unwrap()).unwrap();
     link["url"]
         .as_str()

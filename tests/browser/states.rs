@@ -3,17 +3,14 @@
 use std::{fs, path::Path, time::Duration};
 
 use control_plane::{ControlPlane, Identity};
-use kube::{
-    Api,
-    api::{Patch, PatchParams, PostParams},
-};
+use kube::{Api, api::PostParams};
 use reqwest::Method;
 use resources::{Account, Backup, Instance, InstanceState};
 use serde_json::{Value, json};
 
 use super::{Browser, journeys::link_of, webdriver::By};
 use crate::support::{
-    Operator, Tenant, eventually, new_key,
+    Change as _, Operator, Tenant, eventually, new_key,
     oidc::{CLIENT, CONSOLE, OidcProvider},
     receivers::{Answer, Receiver},
 };
@@ -215,11 +212,9 @@ impl Browser {
 
         let accounts: Api<Account> = Api::all(fresh.kube.clone());
         for suspended in [json!({ "reason": "invoice 2026-000042 is overdue" }), Value::Null] {
-            let change = Patch::Merge(json!({ "spec": { "suspended": suspended } }));
             accounts
-                .patch(&fresh.namespace, &PatchParams::default(), &change)
-                .await
-                .unwrap();
+                .merge(&fresh.namespace, &json!({ "spec": { "suspended": suspended } }))
+                .await;
             let shown = async || fresh.call(Method::GET, "/v1/account", None).await.json();
             eventually("the facade to know", shown, |shown| {
                 shown["data"]["suspended"].is_null() == suspended.is_null()

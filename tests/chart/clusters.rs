@@ -351,14 +351,9 @@ async fn the_command_of_the_doctor_does_not_lock_out_an_operator_in_another_name
     });
     let rendered = Helm::alone().await.template("cloud", &values).unwrap();
     let apply = |text: &str| {
-        kubectl(
-            &plane,
-            &["apply", "--server-side", "--force-conflicts", "-f", "-"],
-            Some(text),
-        )
-        .unwrap();
+        kubectl(&plane, "apply --server-side --force-conflicts -f -", Some(text)).unwrap();
     };
-    kubectl(&plane, &["create", "namespace", "cloud"], None).unwrap();
+    kubectl(&plane, "create namespace cloud", None).unwrap();
     apply(&rendered);
     wait_for_kinds(&plane);
     assert_eq!(fix(&plane, "policies"), None, "with a console gateway, too");

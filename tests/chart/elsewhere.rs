@@ -72,12 +72,7 @@ async fn pods_in_one_cluster_serve_accounts_in_another_as_the_docs_install_them(
     ada.wait_for_state(&id, InstanceState::Running).await;
     let here = kubectl(
         &pods,
-        &[
-            "get",
-            "crds,clusterroles,validatingadmissionpolicies",
-            "-o",
-            "name",
-        ],
+        "get crds,clusterroles,validatingadmissionpolicies -o name",
         None,
     );
     assert!(

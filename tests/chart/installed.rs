@@ -28,9 +28,9 @@ use crate::{
     support::{
         Operator, Tenant, bare_plane, eventually,
         helm::{Helm, chart},
-        kubectl,
+        kubectl, kubectl_words,
         receivers::{Answer, Receiver},
-        run, stellage, wait_for_kinds, wait_until_webhooks_are_counted,
+        run, stellage_words, wait_for_kinds, wait_until_webhooks_are_counted,
     },
 };
 
@@ -177,12 +177,7 @@ impl<'a> Cluster<'a> {
 
 fn printer_columns(plane: &ControlPlane) -> String {
     let query = "jsonpath={.spec.versions[0].additionalPrinterColumns[*].name}";
-    kubectl(
-        plane,
-        &["get", "crd", "instances.stellage.dev", "-o", query],
-        None,
-    )
-    .unwrap()
+    kubectl(plane, &format!("get crd instances.stellage.dev -o {query}"), None).unwrap()
 }
 
 /// A copy of the chart whose CRD of instances has another column, as a later version may.
@@ -281,7 +276,7 @@ async fn tour(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) {
         "-n",
         &tenant.namespace,
     ];
-    stellage(plane, &again).unwrap();
+    stellage_words(plane, &again).unwrap();
     for unknown in [
         "instances/i-0000000000000000",
         "webhooks/wh_0000000000000000",
@@ -333,20 +328,13 @@ fn made_key(plane: &ControlPlane, namespace: &str) {
     });
     kubectl(
         plane,
-        &["-n", namespace, "create", "-f", "-"],
+        &format!("-n {namespace} create -f -"),
         Some(&key.to_string()),
     )
     .unwrap();
-    let ready = [
-        "-n",
-        namespace,
-        "wait",
-        "--for=condition=Ready",
-        "apikey/made",
-        "--timeout=180s",
-    ];
+    let ready = format!("-n {namespace} wait --for=condition=Ready apikey/made --timeout=180s");
     kubectl(plane, &ready, None).unwrap();
-    kubectl(plane, &["-n", namespace, "delete", "apikey", "made"], None).unwrap();
+    kubectl(plane, &format!("-n {namespace} delete apikey made"), None).unwrap();
 }
 
 /// A webhook whose receiver is down: deliveries are written, retried and given up, and the account holder is
@@ -561,18 +549,14 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
     let plane = bare_plane(ControlPlane::options().audit_log()).await;
     let cluster = &Cluster::on(&plane).await;
     let mails = plane.folder().join("mail");
-    kubectl(&plane, &["create", "namespace", NAMESPACE], None).unwrap();
+    kubectl(&plane, &format!("create namespace {NAMESPACE}"), None).unwrap();
     for (name, key, value) in [
         ("mail", "url", format!("file://{}", mails.display())),
         ("receiver-ca", "ca.crt", Receiver::ca_pem()),
     ] {
         let literal = format!("--from-literal={key}={value}");
-        kubectl(
-            &plane,
-            &["-n", NAMESPACE, "create", "secret", "generic", name, &literal],
-            None,
-        )
-        .unwrap();
+        let create = ["-n", NAMESPACE, "create", "secret", "generic", name, &literal];
+        kubectl_words(&plane, &create, None).unwrap();
     }
     let helm = Helm::on(&plane).await;
     let chart = chart();
@@ -681,12 +665,7 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
     );
     let roles = kubectl(
         &plane,
-        &[
-            "get",
-            "clusterrole,clusterrolebinding,validatingadmissionpolicy",
-            "-o",
-            "name",
-        ],
+        "get clusterrole,clusterrolebinding,validatingadmissionpolicy -o name",
         None,
     );
     let left: Vec<String> = roles

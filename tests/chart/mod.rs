@@ -47,14 +47,7 @@ pub fn objects(text: &str) -> Vec<Value> {
 
 /// A kubeconfig with a token of a service account, as its pods have it.
 pub fn kubeconfig_of(plane: &ControlPlane, namespace: &str, service_account: &str) -> PathBuf {
-    let token = [
-        "create",
-        "token",
-        service_account,
-        "--namespace",
-        namespace,
-        "--duration=2h",
-    ];
+    let token = format!("create token {service_account} --namespace {namespace} --duration=2h");
     let token = support::kubectl(plane, &token, None).unwrap();
     let text = std::fs::read_to_string(plane.kubeconfig(Identity::Admin)).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();

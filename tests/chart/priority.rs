@@ -105,16 +105,16 @@ impl Caller {
 
 async fn apply(helm: &Helm, plane: &ControlPlane, values: Value) {
     let manifests = helm.template(NAMESPACE, &values).unwrap();
-    let apply = ["apply", "--server-side", "-f", "-"];
+    let apply = "apply --server-side -f -";
     // Objects of the kinds that it defines follow in a second round.
-    let told = async || kubectl(plane, &apply, Some(&manifests));
+    let told = async || kubectl(plane, apply, Some(&manifests));
     eventually("the chart to be applied", told, Result::is_ok)
         .await
         .unwrap();
 }
 
 fn uid(plane: &ControlPlane, schema: &str) -> String {
-    let query = ["get", "flowschema", schema, "-o", "jsonpath={.metadata.uid}"];
+    let query = format!("get flowschema {schema} -o jsonpath={{.metadata.uid}}");
     kubectl(plane, &query, None).unwrap()
 }
 
@@ -125,7 +125,7 @@ async fn while_the_facade_waits_for_a_busy_api_server_the_lease_is_renewed_and_t
         .apiserver_arg(format!("--max-mutating-requests-inflight={}", SEATS / 2));
     let plane = bare_plane(options).await;
     let helm = Helm::alone().await;
-    kubectl(&plane, &["create", "namespace", NAMESPACE], None).unwrap();
+    kubectl(&plane, &format!("create namespace {NAMESPACE}"), None).unwrap();
     let off = json!({ "priorityAndFairness": { "enabled": false }, "policies": { "install": false } });
     apply(&helm, &plane, off).await;
     let facade = Caller::new(&plane, "stellage-api").await;
@@ -175,15 +175,8 @@ async fn while_the_facade_waits_for_a_busy_api_server_the_lease_is_renewed_and_t
     let created = lease(json!({ "holderIdentity": "a" }));
     let taken = controllers.call(Method::POST, LEASES, created).await;
     assert_eq!(taken, (StatusCode::CREATED, expected.clone()));
-    let version = [
-        "get",
-        "lease",
-        "stellage-controller",
-        "-n",
-        NAMESPACE,
-        "-o",
-        "jsonpath={.metadata.resourceVersion}",
-    ];
+    let version =
+        format!("get lease stellage-controller -n {NAMESPACE} -o jsonpath={{.metadata.resourceVersion}}");
     let version = kubectl(&plane, &version, None).unwrap();
     let mut renewed = lease(json!({ "holderIdentity": "a", "leaseDurationSeconds": 15 }));
     if let Some(renewed) = &mut renewed {

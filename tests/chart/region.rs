@@ -141,15 +141,7 @@ async fn helm_finds_no_fault_with_the_chart_of_a_region_and_wrong_values_are_ref
 async fn follow_notes(plane: &ControlPlane, notes: &str) -> tempfile::TempDir {
     // Kubernetes fills it within a moment; a person is not faster.
     let token = async || {
-        let line = [
-            "-n",
-            NAMESPACE,
-            "get",
-            "secret",
-            "stellage-region-token",
-            "-o",
-            "jsonpath={.data.token}",
-        ];
+        let line = format!("-n {NAMESPACE} get secret stellage-region-token -o jsonpath={{.data.token}}");
         kubectl(plane, &line, None).unwrap()
     };
     eventually("the token", token, |token| !token.is_empty()).await;
@@ -196,7 +188,7 @@ fn secret(namespace: &str) -> Value {
 async fn cluster() -> OwnPlane {
     let plane = bare_plane(ControlPlane::options()).await;
     for name in [NAMESPACE, "golden-images", "public-networks"] {
-        kubectl(&plane, &["create", "namespace", name], None).unwrap();
+        kubectl(&plane, &format!("create namespace {name}"), None).unwrap();
     }
     let kubeconfig = fs::read_to_string(plane.kubeconfig(Identity::Admin)).unwrap();
     let kubeconfig: Value = serde_json::from_str(&kubeconfig).unwrap();
@@ -223,16 +215,10 @@ async fn cluster() -> OwnPlane {
     let servers = kind("kubevirt.io", "v1", "VirtualMachine", "virtualmachines");
     let disks = kind("cdi.kubevirt.io", "v1beta1", "DataVolume", "datavolumes");
     for object in [authority, servers, disks] {
-        kubectl(&plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
+        kubectl(&plane, "create -f -", Some(&object.to_string())).unwrap();
     }
-    let established = [
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=60s",
-    ];
-    kubectl(&plane, &established, None).unwrap();
+    let established = "wait --for=condition=Established crd --all --timeout=60s";
+    kubectl(&plane, established, None).unwrap();
     plane
 }
 
@@ -262,7 +248,7 @@ async fn the_notes_make_a_kubeconfig_whose_token_manages_servers_in_its_own_name
     let refused = async || {
         let done = thief.create(&unlabelled);
         if done.is_ok() {
-            kubectl(&plane, &["delete", "namespace", "stellage-eve"], None).unwrap();
+            kubectl(&plane, "delete namespace stellage-eve", None).unwrap();
         }
         done
     };
@@ -317,8 +303,8 @@ async fn the_notes_make_a_kubeconfig_whose_token_manages_servers_in_its_own_name
         "second",
         &json!({ "installation": "prod-2", "namespacePrefix": "test-", "token": { "create": false } }),
     );
-    let all = ["get", "clusterroles", "-o", "name"];
-    let roles = kubectl(&plane, &all, None).unwrap();
+    let all = "get clusterroles -o name";
+    let roles = kubectl(&plane, all, None).unwrap();
     for role in ["stellage-servers", "test-servers"] {
         let line = format!("clusterrole.rbac.authorization.k8s.io/{role}");
         assert!(roles.lines().any(|it| it == line), "{roles}");
@@ -359,18 +345,12 @@ fn write_catalogue(folder: &Path, installation: &str) -> PathBuf {
 /// Installs the CRDs of Stellage, and makes a server that belongs to no Instance and a disk of another such server, each with a Secret.
 fn make_server_without_instance(plane: &ControlPlane) {
     let crds = run(Command::new(STELLAGE).arg("crds"), None).unwrap();
-    kubectl(plane, &["apply", "--server-side", "-f", "-"], Some(&crds)).unwrap();
-    let established = [
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=60s",
-    ];
-    kubectl(plane, &established, None).unwrap();
+    kubectl(plane, "apply --server-side -f -", Some(&crds)).unwrap();
+    let established = "wait --for=condition=Established crd --all --timeout=60s";
+    kubectl(plane, established, None).unwrap();
     kubectl(
         plane,
-        &["create", "-f", "-"],
+        "create -f -",
         Some(&namespace("stellage-ada", Some("prod-1")).to_string()),
     )
     .unwrap();
@@ -387,7 +367,7 @@ fn make_server_without_instance(plane: &ControlPlane) {
     its_secret["metadata"]["labels"] = labels;
     let binding = binding("stellage-ada", "stellage-servers", "stellage-region");
     for object in [&binding, &left, &secret, &disk, &its_secret] {
-        kubectl(plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
+        kubectl(plane, "create -f -", Some(&object.to_string())).unwrap();
     }
 }
 
@@ -473,14 +453,9 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "kept", "namespace": "default" },
         "spec": { "plan": "starter", "region": "de-ber-1", "image": "debian-13" },
     });
-    let create = ["create", "-o", "jsonpath={.metadata.uid}", "-f", "-"];
-    let uid = kubectl(&plane, &create, Some(&instance.to_string())).unwrap();
-    kubectl(
-        &plane,
-        &["create", "-f", "-"],
-        Some(&server("kept", &uid).to_string()),
-    )
-    .unwrap();
+    let create = "create -o jsonpath={.metadata.uid} -f -";
+    let uid = kubectl(&plane, create, Some(&instance.to_string())).unwrap();
+    kubectl(&plane, "create -f -", Some(&server("kept", &uid).to_string())).unwrap();
     let (status, orphans, said) = stellage(&["orphans", "--delete"]);
     assert_eq!((status, &orphans[0]["name"]), (0, &json!("left")), "{said}");
     assert!(
@@ -501,14 +476,7 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
         said.contains("deleting stellage-ada/left and its disks"),
         "{said}"
     );
-    let names = [
-        "-n",
-        "stellage-ada",
-        "get",
-        "virtualmachines,datavolumes,secrets",
-        "-o",
-        "name",
-    ];
-    let rest = kubectl(&plane, &names, None).unwrap();
+    let names = "-n stellage-ada get virtualmachines,datavolumes,secrets -o name";
+    let rest = kubectl(&plane, names, None).unwrap();
     assert_eq!(rest.trim(), "virtualmachine.kubevirt.io/kept");
 }

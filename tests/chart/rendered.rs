@@ -174,15 +174,8 @@ fn foreign_kinds() -> String {
 
 /// The API server's answer to these objects, without storing any.
 fn dry_run(plane: &ControlPlane, text: &str) {
-    let arguments = [
-        "apply",
-        "--server-side",
-        "--dry-run=server",
-        "--validate=strict",
-        "-f",
-        "-",
-    ];
-    kubectl(plane, &arguments, Some(text)).unwrap();
+    let arguments = "apply --server-side --dry-run=server --validate=strict -f -";
+    kubectl(plane, arguments, Some(text)).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -207,12 +200,7 @@ async fn the_api_server_takes_every_object_for_every_set_of_values_and_pods_are_
         .create(&PostParams::default(), &namespace)
         .await
         .unwrap();
-    kubectl(
-        &plane,
-        &["apply", "--server-side", "-f", "-"],
-        Some(&foreign_kinds()),
-    )
-    .unwrap();
+    kubectl(&plane, "apply --server-side -f -", Some(&foreign_kinds())).unwrap();
     support::wait_for_kinds(&plane);
     let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
     let helm = Helm::alone().await;

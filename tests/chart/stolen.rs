@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{kubeconfig_of, thief::Thief};
 use crate::support::{
-    self, bare_plane,
+    self, Change as _, bare_plane,
     helm::{Helm, chart},
     kubectl,
 };
@@ -29,7 +29,7 @@ fn let_the_facade_in(plane: &ControlPlane) {
         "stellage-account-api",
         &["stellage-api"],
     );
-    kubectl(plane, &["create", "-f", "-"], Some(&grant.to_string())).unwrap();
+    kubectl(plane, "create -f -", Some(&grant.to_string())).unwrap();
 }
 
 impl<'a> Thief<'a> {
@@ -127,8 +127,8 @@ fn secret_of(owner: &Value) -> Value {
 fn owning_key(plane: &ControlPlane) -> Value {
     let mut key = key("owned", "read");
     key["metadata"]["name"] = json!("made");
-    let create = ["create", "-o", "jsonpath={.metadata.uid}", "-f", "-"];
-    let uid = kubectl(plane, &create, Some(&key.to_string())).unwrap();
+    let create = "create -o jsonpath={.metadata.uid} -f -";
+    let uid = kubectl(plane, create, Some(&key.to_string())).unwrap();
     json!({ "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "name": "made", "uid": uid, "controller": true })
 }
 
@@ -138,8 +138,8 @@ fn owning_instance(plane: &ControlPlane) -> Value {
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "web", "namespace": "owned" },
         "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "userDataRef": { "name": "boot" } },
     });
-    let create = ["create", "-o", "jsonpath={.metadata.uid}", "-f", "-"];
-    let uid = kubectl(plane, &create, Some(&instance.to_string())).unwrap();
+    let create = "create -o jsonpath={.metadata.uid} -f -";
+    let uid = kubectl(plane, create, Some(&instance.to_string())).unwrap();
     json!({
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "name": "web", "uid": uid, "controller": true,
         "blockOwnerDeletion": true,
@@ -152,8 +152,8 @@ fn owner(plane: &ControlPlane) -> Value {
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "orders", "namespace": "owned" },
         "spec": { "url": "https://hooks.example.com/", "events": ["instance.created"], "secretRef": { "name": "mine" } },
     });
-    let create = ["create", "-o", "jsonpath={.metadata.uid}", "-f", "-"];
-    let uid = kubectl(plane, &create, Some(&webhook.to_string())).unwrap();
+    let create = "create -o jsonpath={.metadata.uid} -f -";
+    let uid = kubectl(plane, create, Some(&webhook.to_string())).unwrap();
     json!({
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "orders", "uid": uid, "controller": true,
         "blockOwnerDeletion": true,
@@ -215,28 +215,13 @@ async fn installed() -> support::OwnPlane {
         namespace("adopted", label, json!({ "team": "web" })),
         namespace("foreign", json!({ "team": "web" }), json!({})),
     ] {
-        kubectl(&plane, &["create", "-f", "-"], Some(&namespace.to_string())).unwrap();
+        kubectl(&plane, "create -f -", Some(&namespace.to_string())).unwrap();
         let name = namespace["metadata"]["name"].as_str().unwrap();
         for secret in ["password", "signing"] {
-            let create = [
-                "-n",
-                name,
-                "create",
-                "secret",
-                "generic",
-                secret,
-                "--from-literal=a=b",
-            ];
+            let create = format!("-n {name} create secret generic {secret} --from-literal=a=b");
             kubectl(&plane, &create, None).unwrap();
         }
-        let label = [
-            "-n",
-            name,
-            "label",
-            "secret",
-            "signing",
-            "stellage.dev/webhook-secret=true",
-        ];
+        let label = format!("-n {name} label secret signing stellage.dev/webhook-secret=true");
         kubectl(&plane, &label, None).unwrap();
     }
     plane
@@ -387,8 +372,8 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
         "spec": { "email": "ada@example.com", "namespace": "owned" },
     });
     for object in [account, key("owned", "read")] {
-        let create = ["create", "-f", "-"];
-        kubectl(&plane, &create, Some(&object.to_string())).unwrap();
+        let create = "create -f -";
+        kubectl(&plane, create, Some(&object.to_string())).unwrap();
     }
     let client = client_of(&thief.kubeconfig).await;
     let accounts: Api<Account> = Api::all(client.clone());
@@ -433,11 +418,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     }
     // The namespace of an Account stays with it, whatever its status says.
     let accounts_status = json!({ "status": {} });
-    let disowned = Patch::Merge(&accounts_status);
-    accounts
-        .patch_status("ada", &PatchParams::default(), &disowned)
-        .await
-        .unwrap();
+    accounts.merge_status("ada", &accounts_status).await;
     for line in [
         "delete namespace owned --wait=false",
         "label namespace owned stellage.dev/account-",
@@ -448,7 +429,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     // An adopted namespace is given back; one that was created for an account is deleted.
     thief.may("-n adopted delete rolebinding stellage-operator-api");
     thief.may("label namespace adopted stellage.dev/account-");
-    kubectl(&plane, &["delete", "account", "ada", "--wait=false"], None).unwrap();
+    kubectl(&plane, "delete account ada --wait=false", None).unwrap();
     thief.may_in_the_end("delete namespace owned --wait=false").await;
 }
 
@@ -496,7 +477,7 @@ async fn with_the_controllers_token_no_spec_is_changed_and_nothing_deleted_whose
         "spec": { "email": "grace@example.com", "namespace": "owned" },
     });
     for object in belongings().into_iter().chain([account, wants_it_too]) {
-        kubectl(&plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
+        kubectl(&plane, "create -f -", Some(&object.to_string())).unwrap();
     }
     // Policies take a moment to take effect, and to know the Accounts.
     for (policy, line) in [
@@ -563,20 +544,13 @@ async fn with_the_controllers_token_no_spec_is_changed_and_nothing_deleted_whose
         let (kind, name) = object.split_once(' ').unwrap();
         let uid = kubectl(
             &plane,
-            &["-n", "owned", "get", kind, name, "-o=jsonpath={.metadata.uid}"],
+            &format!("-n owned get {kind} {name} -o=jsonpath={{.metadata.uid}}"),
             None,
         );
         let origin = format!("{} 2026-11-27T10:00:00Z", uid.unwrap());
         let foreign = annotate("stellage.dev/origin", json!("another 2026-11-27T10:00:00Z"));
         may_not(object, foreign, "begins with the UID of its object").await;
-        let unreadable = [
-            "-n",
-            "owned",
-            "annotate",
-            kind,
-            name,
-            "stellage.dev/origin=unreadable",
-        ];
+        let unreadable = format!("-n owned annotate {kind} {name} stellage.dev/origin=unreadable");
         kubectl(&plane, &unreadable, None).unwrap();
         write(object, annotate("stellage.dev/origin", json!(origin)))
             .await
@@ -654,7 +628,7 @@ async fn with_the_controllers_token_no_spec_is_changed_and_nothing_deleted_whose
     for object in ["backup daily", "backup failed", "apikey passing"] {
         thief.may(&format!("-n owned delete {object} --wait=false"));
     }
-    kubectl(&plane, &["delete", "account", "ada", "--wait=false"], None).unwrap();
+    kubectl(&plane, "delete account ada --wait=false", None).unwrap();
     for object in deleting {
         thief
             .may_in_the_end(&format!("-n owned delete {object} --wait=false"))
@@ -673,7 +647,7 @@ async fn with_the_controllers_token_no_operation_begins_that_the_spec_does_not_a
             "powerOffRequestedAt": "2026-11-27T10:01:00Z", "rebootRequestedAt": "2026-11-27T10:11:00Z", "rebuildRequestedAt": "2026-11-27T10:21:00Z",
         },
     });
-    kubectl(&plane, &["create", "-f", "-"], Some(&instance.to_string())).unwrap();
+    kubectl(&plane, "create -f -", Some(&instance.to_string())).unwrap();
     let admin: Api<Instance> = Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "owned");
     let stolen: Api<Instance> = Api::namespaced(client_of(&thief.kubeconfig).await, "owned");
     let running = json!({
@@ -691,12 +665,8 @@ async fn with_the_controllers_token_no_operation_begins_that_the_spec_does_not_a
         written.map(drop).map_err(|error| error.to_string())
     };
     // The situations are prepared by hand.
-    let others = [
-        "delete",
-        "validatingadmissionpolicybinding",
-        "operator-status.stellage.dev",
-    ];
-    kubectl(&plane, &others, None).unwrap();
+    let others = "delete validatingadmissionpolicybinding operator-status.stellage.dev";
+    kubectl(&plane, others, None).unwrap();
     let prepared = async || write(&admin, running.clone()).await;
     support::eventually("a status by hand", prepared, Result::is_ok)
         .await
@@ -829,8 +799,7 @@ async fn with_the_controllers_token_no_operation_begins_that_the_spec_does_not_a
         asked["powerState"] = json!("Running");
         overlay(&mut asked, spec.clone());
         write(&admin, reset).await.unwrap();
-        let patch = Patch::Merge(json!({ "spec": asked }));
-        admin.patch("web", &PatchParams::default(), &patch).await.unwrap();
+        admin.merge("web", &json!({ "spec": asked })).await;
         let written = write(&stolen, after.clone()).await;
         match written {
             Ok(()) => assert!(may, "{before} {spec}: {after} was written"),
@@ -840,12 +809,7 @@ async fn with_the_controllers_token_no_operation_begins_that_the_spec_does_not_a
             ),
         }
     }
-    kubectl(
-        &plane,
-        &["-n", "owned", "delete", "instance", "web", "--wait=false"],
-        None,
-    )
-    .unwrap();
+    kubectl(&plane, "-n owned delete instance web --wait=false", None).unwrap();
     write(&stolen, operation("Delete", json!({}))).await.unwrap();
 }
 
@@ -1014,7 +978,7 @@ async fn with_the_facades_token_no_delivery_is_forged_or_settled_and_only_secret
     let controller = "--as=system:serviceaccount:stellage-system:stellage-controller";
     kubectl(
         &plane,
-        &["create", controller, "-f", "-"],
+        &format!("create {controller} -f -"),
         Some(&owed.to_string()),
     )
     .unwrap();

@@ -10,10 +10,10 @@ const ROLES: [&str; 3] = ["view", "edit", "admin"];
 #[tokio::test(flavor = "multi_thread")]
 async fn view_reads_edit_writes_and_admin_makes_keys_but_nobody_writes_a_status_or_a_delivery() {
     let plane = support::shared().await.plane;
-    kubectl(plane, &["create", "namespace", NAMESPACE], None).unwrap();
+    kubectl(plane, &format!("create namespace {NAMESPACE}"), None).unwrap();
     for (number, role) in ROLES.iter().enumerate() {
         let name = format!("stellage-{role}");
-        let found = kubectl(plane, &["get", "clusterrole", &name, "-o", "json"], None).unwrap();
+        let found = kubectl(plane, &format!("get clusterrole {name} -o json"), None).unwrap();
         let found: Value = serde_json::from_str(&found).unwrap();
         let label = format!("rbac.authorization.k8s.io/aggregate-to-{role}");
         assert_eq!(found["metadata"]["labels"][label.as_str()], "true");
@@ -21,24 +21,14 @@ async fn view_reads_edit_writes_and_admin_makes_keys_but_nobody_writes_a_status_
         for user in &ROLES[number..] {
             let binding = format!("{user}-has-{role}");
             let (role, user) = (format!("--clusterrole={name}"), format!("--user={user}"));
-            let create = ["-n", NAMESPACE, "create", "rolebinding", &binding, &role, &user];
+            let create = format!("-n {NAMESPACE} create rolebinding {binding} {role} {user}");
             kubectl(plane, &create, None).unwrap();
         }
     }
     let may = |user: &str, verb: &str, resource: &str| {
         let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
         let subresource = format!("--subresource={subresource}");
-        let question = [
-            "auth",
-            "can-i",
-            verb,
-            resource,
-            &subresource,
-            "--as",
-            user,
-            "-n",
-            NAMESPACE,
-        ];
+        let question = format!("auth can-i {verb} {resource} {subresource} --as {user} -n {NAMESPACE}");
         kubectl(plane, &question, None).is_ok()
     };
     for (verb, resource, who) in [
@@ -70,12 +60,12 @@ async fn view_reads_edit_writes_and_admin_makes_keys_but_nobody_writes_a_status_
 async fn only_who_may_create_secrets_may_have_the_operator_write_a_key_into_one() {
     const NAMESPACE: &str = "chart-key-secrets";
     let plane = support::shared().await.plane;
-    kubectl(plane, &["create", "namespace", NAMESPACE], None).unwrap();
+    kubectl(plane, &format!("create namespace {NAMESPACE}"), None).unwrap();
     let bind = |name: &str, role: &str| {
         let (role, user) = (format!("--clusterrole={role}"), "--user=keys");
         kubectl(
             plane,
-            &["-n", NAMESPACE, "create", "rolebinding", name, &role, user],
+            &format!("-n {NAMESPACE} create rolebinding {name} {role} {user}"),
             None,
         )
         .unwrap();
@@ -86,8 +76,8 @@ async fn only_who_may_create_secrets_may_have_the_operator_write_a_key_into_one(
             "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "spec": spec,
             "metadata": { "generateName": "k-", "namespace": NAMESPACE },
         });
-        let create = ["create", "--dry-run=server", "--as", "keys", "-f", "-"];
-        kubectl(plane, &create, Some(&key.to_string()))
+        let create = "create --dry-run=server --as keys -f -";
+        kubectl(plane, create, Some(&key.to_string()))
     };
     let into_a_secret = || create(json!({ "writeSecretRef": { "name": "first" } }));
     let refused = into_a_secret().unwrap_err();
@@ -96,14 +86,8 @@ async fn only_who_may_create_secrets_may_have_the_operator_write_a_key_into_one(
         "{refused}"
     );
     create(json!({ "sha256": "0".repeat(64) })).unwrap();
-    let role = [
-        "create",
-        "clusterrole",
-        "chart-key-secrets",
-        "--verb=create",
-        "--resource=secrets",
-    ];
-    kubectl(plane, &role, None).unwrap();
+    let role = "create clusterrole chart-key-secrets --verb=create --resource=secrets";
+    kubectl(plane, role, None).unwrap();
     bind("secrets", "chart-key-secrets");
     eventually("the right to count", async || into_a_secret(), Result::is_ok)
         .await
@@ -124,28 +108,20 @@ fn manifest(kind: &str, name: &str, url: &str) -> String {
 async fn forbidden_urls_and_names_that_are_ids_are_refused_to_tenants_at_once() {
     let plane = support::own_plane().await;
     let helm = Helm::alone().await;
-    kubectl(&plane, &["create", "namespace", "ada"], None).unwrap();
-    let binding = [
-        "-n",
-        "ada",
-        "create",
-        "rolebinding",
-        "ada",
-        "--clusterrole=stellage-edit",
-        "--user=ada",
-    ];
-    kubectl(&plane, &binding, None).unwrap();
+    kubectl(&plane, "create namespace ada", None).unwrap();
+    let binding = "-n ada create rolebinding ada --clusterrole=stellage-edit --user=ada";
+    kubectl(&plane, binding, None).unwrap();
     let install = |values: Value| {
         let rendered = helm.template("stellage-system", &values).unwrap();
         let policies = rendered
             .split("\n---")
             .filter(|document| document.contains("name: receivers.stellage.dev"));
         let policies = policies.collect::<Vec<_>>().join("\n---");
-        kubectl(&plane, &["apply", "--server-side", "-f", "-"], Some(&policies)).unwrap();
+        kubectl(&plane, "apply --server-side -f -", Some(&policies)).unwrap();
     };
     let create = |manifest: &str| {
-        let create = ["create", "--dry-run=server", "--as", "ada", "-f", "-"];
-        kubectl(&plane, &create, Some(manifest))
+        let create = "create --dry-run=server --as ada -f -";
+        kubectl(&plane, create, Some(manifest))
             .map_err(|said| said.lines().last().unwrap_or_default().to_owned())
     };
     let webhook = |url: &str| create(&manifest("Webhook", "w", url));
@@ -226,7 +202,7 @@ async fn forbidden_urls_and_names_that_are_ids_are_refused_to_tenants_at_once() 
         let said = create(&id).expect_err(name);
         assert!(said.contains("reserved-names.stellage.dev"), "{said}");
         // Administrators restore backups.
-        kubectl(&plane, &["create", "--dry-run=server", "-f", "-"], Some(&id)).unwrap();
+        kubectl(&plane, "create --dry-run=server -f -", Some(&id)).unwrap();
         let other = manifest(
             kind,
             &name.replace("01234567", "-1234567"),

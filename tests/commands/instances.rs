@@ -2,10 +2,7 @@
 
 use std::process::Stdio;
 
-use kube::{
-    ResourceExt as _,
-    api::{Patch, PatchParams},
-};
+use kube::ResourceExt as _;
 use providers::simulator::FAULT_ANNOTATION;
 use resources::{Instance, InstanceState, Plan, PowerState};
 use serde_json::json;
@@ -180,14 +177,7 @@ async fn waiting_ends_in_time_or_with_ctrl_c_and_what_was_asked_for_goes_on() {
     tenant.wait_for_state("web", InstanceState::Running).await;
     let annotate =
         |value: serde_json::Value| json!({ "metadata": { "annotations": { FAULT_ANNOTATION: value } } });
-    let patch = async |patch: serde_json::Value| {
-        let params = PatchParams::default();
-        tenant
-            .instances()
-            .patch("web", &params, &Patch::Merge(&patch))
-            .await
-            .unwrap()
-    };
+    let patch = async |patch: serde_json::Value| tenant.merge("web", &patch).await;
     patch(annotate(json!("unreachable"))).await;
 
     let late = run("cmd-waits", "instance reboot web --wait --timeout 2s").await;

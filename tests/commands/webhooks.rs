@@ -16,7 +16,7 @@ use tokio::io::AsyncWriteExt as _;
 use super::{Ran, command, run};
 use crate::{
     support::{
-        Tenant, kubectl,
+        Tenant, kubectl_words,
         receivers::{Answer, Received, Receiver},
         shared,
     },
@@ -147,7 +147,7 @@ async fn a_disabled_webhook_is_enabled_again_and_what_failed_is_sent_again() {
 
     let kubectl = |words: &[&str]| {
         let words = [words, &["-n", "cmd-enable", "--no-headers"]].concat();
-        kubectl(plane, &words, None).unwrap()
+        kubectl_words(plane, &words, None).unwrap()
     };
     let row = kubectl(&["get", "webhooks", "hook"]);
     let row: Vec<&str> = row.split_whitespace().collect();

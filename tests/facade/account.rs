@@ -29,7 +29,7 @@ fn with_key(tenant: &Tenant, key: &Value) -> Tenant {
 }
 
 async fn create_key(tenant: &Tenant, body: &Value) -> Value {
-    let created = expect(tenant, 201, Method::POST, PATH, Some(body), &[]).await;
+    let created = tenant.post(201, PATH, body).await;
     let key = created.json()["data"].clone();
     let id = key["id"].as_str().unwrap();
     assert_eq!(created.header("location"), format!("{PATH}/{id}"));
@@ -42,7 +42,7 @@ async fn the_account_shows_what_it_may_have_and_has() {
     limit_instances(&tenant, 7).await;
     create(&tenant, "web").await;
     webhooks::create(&tenant).await;
-    let answer = expect(&tenant, 200, Method::GET, "/v1/account", None, &[]).await;
+    let answer = tenant.get("/v1/account").await;
     let account = &answer.json()["data"];
     assert_eq!(
         (
@@ -83,7 +83,7 @@ async fn a_key_is_created_works_at_once_is_listed_without_its_secret_and_revoked
     let (id, secret) = (key["id"].as_str().unwrap(), key["key"].as_str().unwrap());
     assert!(secret.ends_with(key["last_characters"].as_str().unwrap()));
     let other = with_key(&tenant, &key);
-    let listed = expect(&other, 200, Method::GET, PATH, None, &[]).await;
+    let listed = other.get(PATH).await;
     assert!(!listed.text.contains(secret));
     // Requesting the list is the first use of the key, which is recorded some time later.
     let without = |key: &Value, field: &str| {
@@ -103,9 +103,9 @@ async fn a_key_is_created_works_at_once_is_listed_without_its_secret_and_revoked
     );
     assert_eq!(listed.json()["pagination"]["total"], 3);
     let path = format!("{PATH}/{id}");
-    let detail = expect(&other, 200, Method::GET, &path, None, &[]).await;
+    let detail = other.get(&path).await;
     assert_eq!(without(&detail.json()["data"], "last_used_on"), shown);
-    let refused = expect(&other, 403, Method::POST, PATH, None, &[]).await;
+    let refused = other.act(403, PATH).await;
     assert_eq!(code(&refused), "token_readonly");
 
     let stale = [("If-Match", "\"nonsense\"")];
@@ -122,8 +122,7 @@ async fn a_key_is_created_works_at_once_is_listed_without_its_secret_and_revoked
     .await;
     expect(&other, 401, Method::GET, PATH, None, &[]).await;
     expect(&tenant, 404, Method::DELETE, &path, None, &[]).await;
-    let total =
-        expect(&tenant, 200, Method::GET, PATH, None, &[]).await.json()["pagination"]["total"].clone();
+    let total = tenant.get(PATH).await.json()["pagination"]["total"].clone();
     assert_eq!(total, 2);
 }
 
@@ -133,7 +132,7 @@ async fn a_key_can_revoke_itself() {
     let key = create_key(&tenant, &json!({})).await;
     let other = with_key(&tenant, &key);
     let path = format!("{PATH}/{}", key["id"].as_str().unwrap());
-    expect(&other, 204, Method::DELETE, &path, None, &[]).await;
+    other.delete(&path).await;
     expect(&other, 401, Method::GET, PATH, None, &[]).await;
 }
 
@@ -157,12 +156,12 @@ async fn wrong_fields_of_a_key_are_named_and_the_fifty_first_is_refused() {
     let tenant = Tenant::new("acct-bounds").await;
     let body =
         json!({ "scope": "admin", "expires_at": "2020-01-01T00:00:00Z", "name": "two\nlines", "names": "x" });
-    let refused = expect(&tenant, 422, Method::POST, PATH, Some(&body), &[]).await;
+    let refused = tenant.post(422, PATH, &body).await;
     assert_eq!(fields(&refused), ["name", "scope", "expires_at", "names"]);
     for _ in 2..50 {
         create_key(&tenant, &json!({ "scope": "read" })).await;
     }
-    let refused = expect(&tenant, 403, Method::POST, PATH, None, &[]).await;
+    let refused = tenant.act(403, PATH).await;
     assert_eq!(code(&refused), "resource_limit_exceeded");
 }
 
@@ -171,11 +170,8 @@ async fn a_key_of_rest_is_an_object_that_kubectl_shows() {
     let tenant = Tenant::new("acct-kubectl").await;
     let key = create_key(&tenant, &json!({ "scope": "read" })).await;
     let plane = shared().await.plane;
-    let shown = kubectl(
-        plane,
-        &["-n", "acct-kubectl", "get", "apikey", key["id"].as_str().unwrap()],
-        None,
-    );
+    let get = format!("-n acct-kubectl get apikey {}", key["id"].as_str().unwrap());
+    let shown = kubectl(plane, &get, None);
     let shown = shown.unwrap();
     assert!(
         shown.contains("read") && shown.contains(key["last_characters"].as_str().unwrap()),
@@ -189,14 +185,7 @@ async fn expired_keys_keep_nobody_from_creating_keys_and_sign_in_links() {
     tenant.wait_until_webhooks_are_counted().await;
     let plane = shared().await.plane;
     let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
-    let link = [
-        "console",
-        "link",
-        "--account",
-        "acct-expired",
-        "--url",
-        &tenant.url,
-    ];
+    let link = format!("console link --account acct-expired --url {}", tenant.url);
     let quotas: Api<ResourceQuota> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     for with_link in [false, true] {
         // It notices a little later that keys are gone.
@@ -226,7 +215,7 @@ async fn expired_keys_keep_nobody_from_creating_keys_and_sign_in_links() {
             stellage(plane, &link).unwrap();
         } else {
             // This replica knows them once its list has them all.
-            let listed = async || expect(&tenant, 200, Method::GET, PATH, None, &[]).await.json();
+            let listed = async || tenant.get(PATH).await.json();
             eventually("all keys to be listed", listed, |list| {
                 list["pagination"]["total"] == 50
             })

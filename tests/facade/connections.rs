@@ -19,8 +19,8 @@ use tokio::{
     time::timeout,
 };
 
-use super::contract::{code, expect};
-use crate::support::{Operator, PATIENCE, Tenant, eventually, receivers::Authority, shared, stellage};
+use super::contract::code;
+use crate::support::{Operator, PATIENCE, Tenant, eventually, receivers::Authority, shared, stellage_words};
 
 /// An answer that takes longer was held up by the machine or by an attack.
 const SLOW: Duration = Duration::from_secs(5);
@@ -187,15 +187,7 @@ async fn only_the_openapi_document_may_be_cached() {
         let answer = tenant.call(Method::GET, path, None).await;
         assert_eq!(answer.header("cache-control"), "no-store", "{path}");
     }
-    let created = expect(
-        &tenant,
-        201,
-        Method::POST,
-        "/v1/keys",
-        Some(&json!({ "scope": "read" })),
-        &[],
-    )
-    .await;
+    let created = tenant.post(201, "/v1/keys", &json!({ "scope": "read" })).await;
     assert_eq!(created.header("cache-control"), "no-store");
     let document = tenant.call(Method::GET, "/v1/openapi.json", None).await;
     assert_eq!(document.header("cache-control"), "public, max-age=300");
@@ -250,7 +242,7 @@ async fn with_a_certificate_the_api_speaks_tls_and_takes_a_new_one_without_a_res
     assert_eq!(ask("first.test").await, None);
     operator.stop().await;
 
-    let half = stellage(plane, &arguments[..2]).unwrap_err();
+    let half = stellage_words(plane, &arguments[..2]).unwrap_err();
     assert!(half.contains("--tls-key"), "{half}");
     let (missing, given) = (
         flag("--tls-cert", &folder.path().join("missing")),
@@ -258,7 +250,7 @@ async fn with_a_certificate_the_api_speaks_tls_and_takes_a_new_one_without_a_res
     );
     let mut wrong = vec!["api", missing.as_str(), given.as_str()];
     wrong.extend(["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]);
-    let wrong = stellage(plane, &wrong).unwrap_err();
+    let wrong = stellage_words(plane, &wrong).unwrap_err();
     assert!(
         wrong.contains("cannot read --tls-cert") && wrong.contains("missing"),
         "{wrong}"

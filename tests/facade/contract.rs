@@ -92,6 +92,30 @@ pub async fn expect(
     }
 }
 
+impl Tenant {
+    /// Reads something.
+    pub async fn get(&self, path: &str) -> Answer {
+        expect(self, 200, Method::GET, path, None, &[]).await
+    }
+
+    pub async fn post(&self, status: u16, path: &str, body: &Value) -> Answer {
+        expect(self, status, Method::POST, path, Some(body), &[]).await
+    }
+
+    /// Posts nothing, as actions are asked for.
+    pub async fn act(&self, status: u16, path: &str) -> Answer {
+        expect(self, status, Method::POST, path, None, &[]).await
+    }
+
+    pub async fn patch(&self, status: u16, path: &str, body: &Value) -> Answer {
+        expect(self, status, Method::PATCH, path, Some(body), &[]).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Answer {
+        expect(self, 204, Method::DELETE, path, None, &[]).await
+    }
+}
+
 /// The code of an error.
 pub fn code(answer: &Answer) -> String {
     answer.json()["error"]["code"]

@@ -118,7 +118,7 @@ async fn the_log_is_filtered_ordered_and_paged() {
     let path = format!("{}/deliveries", url_of(&hook));
     let list = async |query: &str| {
         let path = format!("{path}?{query}");
-        expect(&tenant, 200, Method::GET, &path, None, &[]).await.json()
+        tenant.get(&path).await.json()
     };
     let all = list("limit=100").await;
     let keys: Vec<(String, String)> = all["data"]
@@ -162,15 +162,7 @@ async fn the_log_is_filtered_ordered_and_paged() {
     let answer = expect(&tenant, 422, Method::GET, &format!("{path}?limit=0"), None, &[]).await;
     assert_eq!(fields(&answer), ["limit"]);
 
-    let detail = expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("{path}/{}", expected[3]),
-        None,
-        &[],
-    )
-    .await;
+    let detail = tenant.get(&format!("{path}/{}", expected[3])).await;
     assert!(!detail.header("etag").is_empty());
     assert_eq!(
         detail.json()["data"],
@@ -237,7 +229,7 @@ async fn a_delivery_is_sent_now_once_for_a_key_wherever_it_is() {
     expect(&tenant, 412, Method::POST, &redeliver(&ids[2]), None, &stale).await;
     let key = ("Idempotency-Key", "again");
     for (id, status) in ids.iter().zip(["pending", "held", "pending", "pending"]) {
-        let read = expect(&tenant, 200, Method::GET, &path(id), None, &[]).await;
+        let read = tenant.get(&path(id)).await;
         let headers = [("If-Match", read.header("etag")), key];
         let sent = expect(&tenant, 202, Method::POST, &redeliver(id), None, &headers).await;
         let message = format!("Delivery {id} is being sent now.");
@@ -247,7 +239,7 @@ async fn a_delivery_is_sent_now_once_for_a_key_wherever_it_is() {
         let object = async || deliveries(&tenant).get(&id.replace('_', "-")).await.unwrap();
         let first = object().await;
         assert!(!is_labelled(&first) && nonce(&first).is_some());
-        let read = expect(&tenant, 200, Method::GET, &path(id), None, &[]).await;
+        let read = tenant.get(&path(id)).await;
         assert_eq!(
             read.json()["data"],
             sent.json()["data"],
@@ -256,15 +248,15 @@ async fn a_delivery_is_sent_now_once_for_a_key_wherever_it_is() {
         let again = expect(&tenant, 202, Method::POST, &redeliver(id), None, &[key]).await;
         assert_eq!(again.header("idempotency-replayed"), "true");
         assert_eq!(nonce(&object().await), nonce(&first));
-        expect(&tenant, 202, Method::POST, &redeliver(id), None, &[]).await;
+        tenant.act(202, &redeliver(id)).await;
         assert_ne!(nonce(&object().await), nonce(&first), "another request");
     }
     let wrong = json!({ "force": true });
-    let refused = expect(&tenant, 422, Method::POST, &redeliver(&ids[2]), Some(&wrong), &[]).await;
+    let refused = tenant.post(422, &redeliver(&ids[2]), &wrong).await;
     assert_eq!(fields(&refused), ["force"]);
     // A redelivered one is pending.
     let list = format!("{}/deliveries?status=pending", url_of(&hook));
-    let pending = expect(&tenant, 200, Method::GET, &list, None, &[]).await.json();
+    let pending = tenant.get(&list).await.json();
     for id in &ids[2..] {
         assert!(
             pending["data"].as_array().unwrap().iter().any(|d| d["id"] == *id),
@@ -313,9 +305,9 @@ async fn retry_asks_for_all_that_is_pending_once_for_a_key() {
     assert_eq!(again.json(), first.json());
     assert_eq!(nonces().await, asked);
     let wrong = json!({ "since": "2026-11-21T11:00:15Z" });
-    let refused = expect(&tenant, 422, Method::POST, &path, Some(&wrong), &[]).await;
+    let refused = tenant.post(422, &path, &wrong).await;
     assert_eq!(fields(&refused), ["since"]);
-    let more = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    let more = tenant.act(202, &path).await.json();
     assert_eq!(more["data"]["retried"], 6);
     assert!(nonces().await.iter().all(|nonce| !asked.contains(nonce)));
 
@@ -327,7 +319,7 @@ async fn retry_asks_for_all_that_is_pending_once_for_a_key() {
         |shown| shown["data"]["health"] == "blocked",
     )
     .await;
-    let waiting = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    let waiting = tenant.act(202, &path).await.json();
     let message = "6 deliveries will be sent as soon as their webhook is no longer blocked.";
     assert_eq!(waiting, json!({ "data": { "retried": 6 }, "message": message }));
     refer(&tenant, &name_of(&hook), &object.spec.secret_ref.name, "secret").await;
@@ -339,8 +331,8 @@ async fn retry_asks_for_all_that_is_pending_once_for_a_key() {
     .await;
 
     let off = json!({ "active": false });
-    expect(&tenant, 200, Method::PATCH, &url_of(&hook), Some(&off), &[]).await;
-    let refused = expect(&tenant, 409, Method::POST, &path, None, &[]).await;
+    tenant.patch(200, &url_of(&hook), &off).await;
+    let refused = tenant.act(409, &path).await;
     assert_eq!(
         (code(&refused).as_str(), fields(&refused)),
         ("invalid_state", vec!["active".to_owned()])
@@ -385,22 +377,22 @@ async fn recover_sends_again_what_was_given_up_since_a_time() {
     assert_eq!(again.json(), first.json());
     let other = expect(&tenant, 422, Method::POST, &path, None, &key).await;
     assert_eq!(code(&other), "idempotency_key_reused");
-    let rest = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    let rest = tenant.act(202, &path).await.json();
     assert_eq!(rest["data"]["recovered"], 7);
     assert_eq!(labelled().await, 12, "what was delivered stays as it is");
-    let none = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    let none = tenant.act(202, &path).await.json();
     assert_eq!(none["data"]["recovered"], 0);
 
     // Deliveries recovered while nothing can be sent wait, and the answer says what for.
     let off = json!({ "active": false });
-    expect(&tenant, 200, Method::PATCH, &url_of(&hook), Some(&off), &[]).await;
+    tenant.patch(200, &url_of(&hook), &off).await;
     let entry = Entry {
         number: 25,
         phase: DeliveryPhase::Exhausted,
         event_type: EventType::InstanceStopped,
     };
     record(&tenant, &object, &entry).await;
-    let one = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    let one = tenant.act(202, &path).await.json();
     let message = "One delivery will be sent as soon as its webhook is active.";
     assert_eq!(one, json!({ "data": { "recovered": 1 }, "message": message }));
 }
@@ -410,7 +402,7 @@ async fn the_etag_of_a_delivery_outlasts_its_attempts_and_recover_leaves_tests_a
     let tenant = Tenant::new("dlv-etag").await;
     let hook = create(&tenant).await;
     let path = url_of(&hook);
-    let tested = expect(&tenant, 202, Method::POST, &format!("{path}/test"), None, &[]).await;
+    let tested = tenant.act(202, &format!("{path}/test")).await;
     let id = tested.json()["data"]["id"].as_str().unwrap().to_owned();
     eventually(
         "the test to have failed",
@@ -418,7 +410,7 @@ async fn the_etag_of_a_delivery_outlasts_its_attempts_and_recover_leaves_tests_a
         Delivery::is_finished,
     )
     .await;
-    let none = expect(&tenant, 202, Method::POST, &format!("{path}/recover"), None, &[]).await;
+    let none = tenant.act(202, &format!("{path}/recover")).await;
     assert_eq!(none.json()["data"]["recovered"], 0);
     let etag = [("If-Match", tested.header("etag"))];
     let again = format!("{path}/deliveries/{id}/redeliver");
@@ -430,7 +422,7 @@ async fn a_test_records_a_delivery_of_an_example() {
     let tenant = Tenant::new("dlv-test").await;
     let hook = create(&tenant).await;
     let path = format!("{}/test", url_of(&hook));
-    let answer = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    let answer = tenant.act(202, &path).await.json();
     let id = answer["data"]["id"].as_str().unwrap();
     let event_id = answer["data"]["event_id"].as_str().unwrap();
     assert!(event_id.starts_with("evt_test_"), "{event_id}");
@@ -440,7 +432,7 @@ async fn a_test_records_a_delivery_of_an_example() {
     assert_eq!(object.spec.webhook, name_of(&hook));
     assert_eq!(object.spec.body, "", "the controllers' alone");
     let shown = format!("{}/deliveries/{id}", url_of(&hook));
-    let shown = expect(&tenant, 200, Method::GET, &shown, None, &[]).await.json();
+    let shown = tenant.get(&shown).await.json();
     let body: Value = serde_json::from_str(shown["data"]["request"]["body"].as_str().unwrap()).unwrap();
     assert_eq!(
         (body["id"].as_str(), &body["type"]),
@@ -467,7 +459,7 @@ async fn a_test_records_a_delivery_of_an_example() {
     assert_eq!(total, 2);
 
     let off = json!({ "active": false });
-    expect(&tenant, 200, Method::PATCH, &url_of(&hook), Some(&off), &[]).await;
-    let refused = expect(&tenant, 409, Method::POST, &path, None, &[]).await;
+    tenant.patch(200, &url_of(&hook), &off).await;
+    let refused = tenant.act(409, &path).await;
     assert_eq!(code(&refused), "invalid_state");
 }

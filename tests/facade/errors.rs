@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use kube::{
-    ResourceExt as _,
-    api::{ListParams, Patch, PatchParams},
-};
+use kube::{ResourceExt as _, api::ListParams};
 use reqwest::{Client, Method};
 use serde_json::json;
 
@@ -13,7 +10,9 @@ use super::{
     contract::{code, expect, fields},
     create, new_instance, wait_for,
 };
-use crate::support::{Answer, Operator, Tenant, accepted_after_revocation, eventually, new_key, shared};
+use crate::support::{
+    Answer, Change as _, Operator, Tenant, accepted_after_revocation, eventually, new_key, shared,
+};
 
 async fn raw(request: reqwest::RequestBuilder, method: &Method, path: &str) -> Answer {
     let answer = request.send().await.unwrap();
@@ -171,7 +170,7 @@ async fn bodies_are_checked_before_anything_is_done() {
         );
     }
     let wrong = json!({ "plan": "huge", "region": 5, "tags": ["ok", "not ok"], "rebot": true, "backup_enabled": null });
-    let answer = expect(&tenant, 422, Method::POST, path, Some(&wrong), &[]).await;
+    let answer = tenant.post(422, path, &wrong).await;
     assert_eq!(
         fields(&answer),
         [
@@ -188,15 +187,9 @@ async fn bodies_are_checked_before_anything_is_done() {
         let answer = expect(&tenant, 422, Method::GET, &format!("{path}?{query}"), None, &[]).await;
         assert_eq!(fields(&answer), [query.split('=').next().unwrap()]);
     }
-    expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("{path}?page=9007199254740991&limit=100"),
-        None,
-        &[],
-    )
-    .await;
+    tenant
+        .get(&format!("{path}?page=9007199254740991&limit=100"))
+        .await;
     assert_eq!(
         tenant.call(Method::GET, path, None).await.json()["pagination"]["total"],
         0
@@ -226,7 +219,7 @@ async fn what_the_status_or_an_administrator_forbids_is_refused() {
     .await;
     assert_eq!(code(&over), "resource_limit_exceeded");
     wait_for(&tenant, &id, "running").await;
-    let refused = expect(&tenant, 409, Method::POST, &format!("{path}/start"), None, &[]).await;
+    let refused = tenant.act(409, &format!("{path}/start")).await;
     assert_eq!(
         (code(&refused).as_str(), fields(&refused)),
         ("invalid_state", vec!["status".to_owned()])
@@ -237,22 +230,19 @@ async fn what_the_status_or_an_administrator_forbids_is_refused() {
         "{message}"
     );
     let immutable = json!({ "image": "debian-12", "region": "de-fra-1" });
-    let refused = expect(&tenant, 422, Method::PATCH, &path, Some(&immutable), &[]).await;
+    let refused = tenant.patch(422, &path, &immutable).await;
     assert_eq!(fields(&refused), ["image", "region"]);
 
     let protect = async |on: bool| {
-        let merge = Patch::Merge(json!({ "spec": { "deletionProtection": on } }));
         tenant
-            .instances()
-            .patch(&id, &PatchParams::default(), &merge)
-            .await
-            .unwrap();
+            .merge(&id, &json!({ "spec": { "deletionProtection": on } }))
+            .await;
     };
     protect(true).await;
     let refused = expect(&tenant, 409, Method::DELETE, &path, None, &[]).await;
     assert_eq!(code(&refused), "protected");
     protect(false).await;
-    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+    tenant.delete(&path).await;
 }
 
 #[tokio::test]
@@ -260,12 +250,9 @@ async fn if_match_holds_for_changes_deletes_and_actions() {
     let tenant = Tenant::new("err-etag").await;
     let id = create(&tenant, "web").await;
     let path = format!("/v1/instances/{id}");
-    let etag = expect(&tenant, 200, Method::GET, &path, None, &[])
-        .await
-        .header("etag")
-        .to_owned();
+    let etag = tenant.get(&path).await.header("etag").to_owned();
     wait_for(&tenant, &id, "running").await;
-    let same = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+    let same = tenant.get(&path).await;
     assert_eq!(same.header("etag"), etag, "a change of status leaves it alone");
     let change = json!({ "name": "other" });
     let stop = format!("{path}/stop");
@@ -328,12 +315,10 @@ async fn a_key_that_is_used_up_waits() {
         ),
         ("0", "3600")
     );
-    let more = Patch::Merge(json!({ "spec": { "rateLimitPerHour": 100 } }));
     let accounts: kube::Api<resources::Account> = kube::Api::all(tenant.kube.clone());
     accounts
-        .patch("err-rate", &PatchParams::default(), &more)
-        .await
-        .unwrap();
+        .merge("err-rate", &json!({ "spec": { "rateLimitPerHour": 100 } }))
+        .await;
     eventually(
         "the new limit",
         async || tenant.call(Method::GET, "/v1/plans", None).await.status.as_u16(),

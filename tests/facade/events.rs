@@ -153,9 +153,7 @@ pub async fn all_pages(tenant: &Tenant, path: &str, limit: usize) -> Vec<Value> 
     );
     let (mut items, mut next) = (Vec::new(), String::new());
     loop {
-        let page = expect(tenant, 200, Method::GET, &format!("{path}{next}"), None, &[])
-            .await
-            .json();
+        let page = tenant.get(&format!("{path}{next}")).await.json();
         let data = page["data"].as_array().unwrap();
         assert!(data.len() <= limit);
         assert_eq!(page["pagination"]["limit"], limit);
@@ -188,7 +186,7 @@ async fn the_events_are_listed_filtered_and_paged_exactly_over_pages_that_overla
     write_page(&tenant, "of-a-former-account", vec![former.clone()]).await;
     let get = async |query: &str| {
         let path = format!("/v1/events?{query}");
-        expect(&tenant, 200, Method::GET, &path, None, &[]).await
+        tenant.get(&path).await
     };
 
     let all = get("limit=100").await;
@@ -272,12 +270,12 @@ async fn the_events_are_listed_filtered_and_paged_exactly_over_pages_that_overla
 
     for event in [&events[0], &events[33], &events[59]] {
         let path = format!("/v1/events/{}", event.id);
-        let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+        let shown = tenant.get(&path).await;
         assert_eq!(shown.text, format!("{{\"data\":{}}}", event.body));
     }
     // Nothing is shown of another account's log, or of a former account's.
     let other = Tenant::new("evt-other").await;
-    let none = expect(&other, 200, Method::GET, "/v1/events", None, &[]).await;
+    let none = other.get("/v1/events").await;
     assert_eq!(none.json()["data"], json!([]));
     let unknown = format!("/v1/events/{}", ids::event_id("nothing", 1));
     let unknown = expect(&other, 404, Method::GET, &unknown, None, &[]).await;
@@ -361,7 +359,7 @@ async fn deliveries_in_the_log_and_objects_are_one_list() {
     let path = format!("{}/deliveries", url_of(&hook));
     let list = async |query: &str| {
         let path = format!("{path}?{query}");
-        expect(&tenant, 200, Method::GET, &path, None, &[]).await.json()
+        tenant.get(&path).await.json()
     };
     for phase in [None].into_iter().chain(DeliveryPhase::ALL.map(Some)) {
         for event_type in [None, Some(TYPES[1]), Some(EventType::AlertTriggered)] {
@@ -427,7 +425,7 @@ async fn deliveries_in_the_log_and_objects_are_one_list() {
             }],
         })
     );
-    let shown = expect(&tenant, 200, Method::GET, &format!("{path}/{id}"), None, &[]).await;
+    let shown = tenant.get(&format!("{path}/{id}")).await;
     assert_eq!(shown.json()["data"]["request"]["body"], event.body.as_str());
     assert_eq!(shown.json()["data"]["attempts"], newest["attempts"]);
     // It does not belong to the other webhook, nor do that webhook's deliveries belong to this one.
@@ -445,7 +443,7 @@ async fn deliveries_in_the_log_and_objects_are_one_list() {
     let wrong = format!("{}/deliveries/{id}", url_of(&other));
     expect(&tenant, 404, Method::GET, &wrong, None, &[]).await;
     let theirs = format!("{}/deliveries/{of_other}", url_of(&other));
-    expect(&tenant, 200, Method::GET, &theirs, None, &[]).await;
+    tenant.get(&theirs).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -470,7 +468,7 @@ async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once(
     let path = format!("/v1/webhooks/{}/deliveries", hook.id());
     let total = async |query: &str| {
         let path = format!("{path}?limit=100{query}");
-        let list = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+        let list = tenant.get(&path).await.json();
         let mut ids = ids_in(&list);
         let total = ids.len();
         ids.sort_unstable();
@@ -487,7 +485,7 @@ async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once(
     let redeliver = format!("{path}/{id}/redeliver");
     let stale = [("If-Match", "\"x\"")];
     expect(&tenant, 412, Method::POST, &redeliver, None, &stale).await;
-    let shown = expect(&tenant, 200, Method::GET, &format!("{path}/{id}"), None, &[]).await;
+    let shown = tenant.get(&format!("{path}/{id}")).await;
     let headers = [("If-Match", shown.header("etag")), ("Idempotency-Key", "again")];
     // Eight concurrent requests: one creates the Delivery, the others find it.
     let requests = (0..8).map(|_| expect(&tenant, 202, Method::POST, &redeliver, None, &headers));
@@ -524,7 +522,7 @@ async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once(
     assert_eq!(total(&of_type).await, 3);
     let again = expect(&tenant, 202, Method::POST, &redeliver, None, &headers).await;
     assert_eq!(again.header("idempotency-replayed"), "true");
-    let read = expect(&tenant, 200, Method::GET, &format!("{path}/{id}"), None, &[]).await;
+    let read = tenant.get(&format!("{path}/{id}")).await;
     assert_eq!(read.header("etag"), shown.header("etag"), "the same delivery");
 
     // Once the page has expired, only the Delivery is left of its events.
@@ -537,7 +535,7 @@ async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once(
     assert_eq!(page_of(8), page_of(6));
     let gone = ids::delivery_name(origin::uid(&hook.metadata), &events[11 - 8].id);
     let gone = format!("{path}/{}/redeliver", ids::delivery_id(&gone));
-    expect(&tenant, 404, Method::POST, &gone, None, &[]).await;
+    tenant.act(404, &gone).await;
     assert_eq!(receiver.count(), 1, "each request was carried out once");
 }
 
@@ -559,7 +557,7 @@ async fn what_a_receiver_got_at_once_is_what_the_log_shows_of_it() {
         "both events to be logged",
         async || {
             let path = format!("/v1/events?instance_id={}", instance.id());
-            expect(&tenant, 200, Method::GET, &path, None, &[]).await.json()
+            tenant.get(&path).await.json()
         },
         |list| ids_in(list).len() == 2,
     )
@@ -571,13 +569,13 @@ async fn what_a_receiver_got_at_once_is_what_the_log_shows_of_it() {
     );
     let sent = receiver.wait_for(1).await.pop().unwrap();
     let path = format!("/v1/events/{}", list["data"][1]["id"].as_str().unwrap());
-    let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+    let shown = tenant.get(&path).await;
     assert_eq!(
         shown.text.as_bytes(),
         [&b"{\"data\":"[..], &sent.body[..], b"}"].concat()
     );
     let path = format!("/v1/webhooks/{}/deliveries?status=delivered", hook.id());
-    let delivered = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    let delivered = tenant.get(&path).await.json();
     assert_eq!(ids_in(&delivered).len(), 1);
     assert_eq!(delivered["data"][0]["event_id"], list["data"][1]["id"]);
 }
@@ -602,7 +600,7 @@ async fn kubectl_shows_of_a_page_its_times_and_how_many_events_and_deliveries_it
     let account = account_uid(&tenant).await;
     let page = write_page(&tenant, &account, events.to_vec()).await;
     let plane = shared().await.plane;
-    let table = kubectl(plane, &["-n", "evt-columns", "get", "eventlogs", &page], None).unwrap();
+    let table = kubectl(plane, &format!("-n evt-columns get eventlogs {page}"), None).unwrap();
     let mut lines = table
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -628,7 +626,7 @@ async fn without_a_log_there_are_no_events_and_the_answer_says_why() {
     }
     let hook = create(&tenant).await;
     let path = format!("{}/deliveries", url_of(&hook));
-    let list = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+    let list = tenant.get(&path).await;
     assert_eq!(list.json()["data"], json!([]));
     drop(tenant);
     api.stop().await;

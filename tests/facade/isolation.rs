@@ -45,24 +45,24 @@ impl Ids {
     async fn of(tenant: &Tenant) -> Self {
         let webhook = webhooks::create(tenant).await;
         let test = format!("{}/test", webhooks::url_of(&webhook));
-        let delivery = contract::expect(tenant, 202, Method::POST, &test, None, &[]).await;
-        let key = contract::expect(tenant, 201, Method::POST, "/v1/keys", None, &[]).await;
+        let delivery = tenant.act(202, &test).await;
+        let key = tenant.act(201, "/v1/keys").await;
         let event = events::event(events::start(), 0, &[]);
         let account = events::account_uid(tenant).await;
         events::write_page(tenant, &account, vec![event.clone()]).await;
         let id = |answer: &Answer| answer.json()["data"]["id"].as_str().unwrap().to_owned();
         let body = json!({ "region": "fr-par-1" });
-        let network = contract::expect(tenant, 201, Method::POST, "/v1/networks", Some(&body), &[]).await;
+        let network = tenant.post(201, "/v1/networks", &body).await;
         let instance = create(tenant, "web").await;
         wait_for(tenant, &instance, "running").await;
         // Its samples can be read.
         let monitored = json!({ "monitoring_enabled": true });
         let path = format!("/v1/instances/{instance}");
-        contract::expect(tenant, 200, Method::PATCH, &path, Some(&monitored), &[]).await;
+        tenant.patch(200, &path, &monitored).await;
         let backups = format!("/v1/instances/{instance}/backups");
-        let backup = contract::expect(tenant, 201, Method::POST, &backups, None, &[]).await;
+        let backup = tenant.act(201, &backups).await;
         let current = async || {
-            let answer = contract::expect(tenant, 200, Method::GET, "/v1/invoices/current", None, &[]).await;
+            let answer = tenant.get("/v1/invoices/current").await;
             answer.json()["data"]["id"].as_str().map(str::to_owned)
         };
         let invoice = eventually("an open invoice", current, Option::is_some).await;
@@ -207,7 +207,7 @@ async fn a_list_and_the_account_show_ones_own_alone() {
         if method != Method::GET || path.contains("{id}") {
             continue;
         }
-        let answer = contract::expect(&bob, 200, Method::GET, &path, None, &[]).await;
+        let answer = bob.get(&path).await;
         for id in [
             &theirs.instance,
             &theirs.network,
@@ -245,23 +245,11 @@ async fn every_operation_of_the_document_succeeds_as_it_says_with_the_body_that_
             } else {
                 ("running", "start")
             };
-            let look = async || {
-                contract::expect(&tenant, 200, Method::GET, &instance, None, &[])
-                    .await
-                    .json()
-            };
+            let look = async || tenant.get(&instance).await.json();
             let is_settled =
                 |shown: &Value| ["running", "stopped"].contains(&shown["data"]["status"].as_str().unwrap());
             if eventually("a settled state", look, is_settled).await["data"]["status"] != wanted {
-                contract::expect(
-                    &tenant,
-                    202,
-                    Method::POST,
-                    &format!("{instance}/{action}"),
-                    None,
-                    &[],
-                )
-                .await;
+                tenant.act(202, &format!("{instance}/{action}")).await;
                 wait_for(&tenant, &ids.instance, wanted).await;
             }
         }
@@ -269,11 +257,7 @@ async fn every_operation_of_the_document_succeeds_as_it_says_with_the_body_that_
         let backs_up = path.ends_with("/backups") && method == Method::POST;
         if backs_up || path.starts_with("/v1/backups/") && method == Method::DELETE {
             let backup = format!("/v1/backups/{}", ids.backup);
-            let is_completed = async || {
-                contract::expect(&tenant, 200, Method::GET, &backup, None, &[])
-                    .await
-                    .json()
-            };
+            let is_completed = async || tenant.get(&backup).await.json();
             eventually("the backup", is_completed, |shown| {
                 shown["data"]["status"] == "completed"
             })
@@ -366,7 +350,7 @@ async fn an_object_whose_name_is_anothers_id_harms_nobody() {
         .await;
     wait_for(&bob, &named, "running").await;
     let path = format!("/v1/instances/{named}");
-    let mine = contract::expect(&ada, 200, Method::GET, &path, None, &[]).await;
+    let mine = ada.get(&path).await;
     assert_eq!(mine.json()["data"]["name"], "web");
     assert_eq!(version().await, before, "nothing was written");
 }

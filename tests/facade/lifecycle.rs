@@ -16,7 +16,7 @@ async fn an_instance_goes_through_all_its_operations() {
     body["ssh_keys"] = json!([
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com\n"
     ]);
-    let created = expect(&tenant, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
+    let created = tenant.post(201, "/v1/instances", &body).await;
     let data = created.json()["data"].clone();
     let id = data["id"].as_str().unwrap();
     let path = format!("/v1/instances/{id}");
@@ -37,15 +37,7 @@ async fn an_instance_goes_through_all_its_operations() {
     assert!(running["backup_enabled"] == true && running["monitoring_enabled"] == false);
     assert!(running.get("metrics").is_none() && running.get("pending_plan").is_none());
 
-    let metered = expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("{path}?include=metrics"),
-        None,
-        &[],
-    )
-    .await;
+    let metered = tenant.get(&format!("{path}?include=metrics")).await;
     assert!(
         metered.json()["data"]["metrics"]["cpu_usage"].is_number(),
         "{metered:?}"
@@ -57,34 +49,24 @@ async fn an_instance_goes_through_all_its_operations() {
         ("reboot", "rebooting", "running"),
         ("poweroff", "stopping", "stopped"),
     ] {
-        let answer = expect(&tenant, 202, Method::POST, &format!("{path}/{action}"), None, &[]).await;
+        let answer = tenant.act(202, &format!("{path}/{action}")).await;
         assert_eq!(answer.json()["data"]["status"], at_once, "{action}");
         assert!(answer.json()["message"].as_str().unwrap().contains("web-1"));
         wait_for(&tenant, id, then).await;
     }
     let rebuild = json!({ "image": "ubuntu-24.04" });
-    let answer = expect(
-        &tenant,
-        202,
-        Method::POST,
-        &format!("{path}/rebuild"),
-        Some(&rebuild),
-        &[],
-    )
-    .await;
+    let answer = tenant.post(202, &format!("{path}/rebuild"), &rebuild).await;
     assert_eq!(answer.json()["data"]["status"], "rebuilding");
     let reinstalled = wait_for(&tenant, id, "stopped").await;
     assert_eq!(reinstalled["image"], "ubuntu-24.04");
 
-    let gone = expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+    let gone = tenant.delete(&path).await;
     assert!(gone.text.is_empty());
     for method in [Method::GET, Method::DELETE] {
         expect(&tenant, 404, method, &path, None, &[]).await;
     }
-    expect(&tenant, 404, Method::POST, &format!("{path}/start"), None, &[]).await;
-    let list = expect(&tenant, 200, Method::GET, "/v1/instances", None, &[])
-        .await
-        .json();
+    tenant.act(404, &format!("{path}/start")).await;
+    let list = tenant.get("/v1/instances").await.json();
     assert_eq!(
         list,
         json!({ "data": [], "pagination": { "page": 1, "limit": 20, "total": 0, "total_pages": 0 } })
@@ -98,9 +80,7 @@ async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
     wait_for(&tenant, &id, "running").await;
     let path = format!("/v1/instances/{id}");
     let change = async |body: serde_json::Value| {
-        let answer = expect(&tenant, 200, Method::PATCH, &path, Some(&body), &[])
-            .await
-            .json();
+        let answer = tenant.patch(200, &path, &body).await.json();
         if body.get("plan").is_some() {
             let message = answer["message"].as_str().unwrap();
             let says = match (&answer["data"]["status"], answer["data"].get("pending_plan")) {
@@ -177,25 +157,9 @@ async fn objects_of_kubectl_are_served_under_derived_ids() {
     crate::support::eventually("the instance to show", look, |status| *status == 200).await;
     let detail = wait_for(&tenant, &id, "running").await;
     assert_eq!(detail["name"], "web");
-    expect(
-        &tenant,
-        202,
-        Method::POST,
-        &format!("/v1/instances/{id}/stop"),
-        None,
-        &[],
-    )
-    .await;
+    tenant.act(202, &format!("/v1/instances/{id}/stop")).await;
     wait_for(&tenant, &id, "stopped").await;
-    expect(
-        &tenant,
-        204,
-        Method::DELETE,
-        &format!("/v1/instances/{id}"),
-        None,
-        &[],
-    )
-    .await;
+    tenant.delete(&format!("/v1/instances/{id}")).await;
     expect(
         &tenant,
         404,
@@ -210,16 +174,12 @@ async fn objects_of_kubectl_are_served_under_derived_ids() {
 #[tokio::test]
 async fn the_catalogue_is_listed_in_pages() {
     let tenant = Tenant::new("rest-catalogue").await;
-    let plans = expect(&tenant, 200, Method::GET, "/v1/plans", None, &[])
-        .await
-        .json();
+    let plans = tenant.get("/v1/plans").await.json();
     assert_eq!(
         plans["data"][3],
         json!({ "id": "enterprise", "vcpu": 8, "memory": 16, "disk_size": 320, "price_monthly": { "value": "60.00", "currency": "EUR" }, "price_hourly": { "value": "0.08929", "currency": "EUR" } })
     );
-    let regions = expect(&tenant, 200, Method::GET, "/v1/regions?limit=1&page=2", None, &[])
-        .await
-        .json();
+    let regions = tenant.get("/v1/regions?limit=1&page=2").await.json();
     assert_eq!(
         regions["data"],
         json!([{ "id": "de-fra-1", "country": "de", "city": "fra", "simulated": true, "backups": true, "private_networks": true, "consoles": ["serial"] }])
@@ -228,15 +188,13 @@ async fn the_catalogue_is_listed_in_pages() {
         regions["pagination"],
         json!({ "page": 2, "limit": 1, "total": 3, "total_pages": 3 })
     );
-    let images = expect(&tenant, 200, Method::GET, "/v1/images", None, &[])
-        .await
-        .json();
+    let images = tenant.get("/v1/images").await.json();
     assert!(images["data"].as_array().unwrap().contains(
         &json!({ "id": "ubuntu-24.04", "distribution": "ubuntu", "version": "24.04", "user": null })
     ));
     for (region, total) in [("de-fra-1", 5), ("xx-abc-1", 5), ("nonsense", 0)] {
         let path = format!("/v1/images?region={region}");
-        let images = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+        let images = tenant.get(&path).await;
         assert_eq!(images.json()["pagination"]["total"], total, "{region}");
     }
     let document = reqwest::get(format!("{}/v1/openapi.json", tenant.url))
@@ -257,9 +215,9 @@ async fn an_instance_says_why_it_is_not_as_asked() {
     assert!(detail.get("status_reason").is_none() && detail.get("status_message").is_none());
     let path = format!("/v1/instances/{id}");
     let change = json!({ "plan": "business", "reboot": false });
-    let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&change), &[]).await;
+    let changed = tenant.patch(200, &path, &change).await;
     assert_eq!(changed.json()["data"]["status_reason"], "plan_change_pending");
-    let stopped = expect(&tenant, 202, Method::POST, &format!("{path}/stop"), None, &[]).await;
+    let stopped = tenant.act(202, &format!("{path}/stop")).await;
     let stopped = &stopped.json()["data"];
     assert_eq!(
         (&stopped["status"], &stopped["status_reason"]),
@@ -287,12 +245,12 @@ async fn deletion_protection_is_set_and_lifted_through_rest() {
     let id = create(&tenant, "web").await;
     let path = format!("/v1/instances/{id}");
     let protect = |on: bool| json!({ "deletion_protection": on });
-    let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&protect(true)), &[]).await;
+    let changed = tenant.patch(200, &path, &protect(true)).await;
     assert_eq!(changed.json()["data"]["deletion_protection"], true);
     let refused = expect(&tenant, 409, Method::DELETE, &path, None, &[]).await;
     assert_eq!(super::contract::code(&refused), "protected");
-    expect(&tenant, 200, Method::PATCH, &path, Some(&protect(false)), &[]).await;
-    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+    tenant.patch(200, &path, &protect(false)).await;
+    tenant.delete(&path).await;
 }
 
 #[tokio::test]
@@ -301,7 +259,7 @@ async fn an_instance_can_be_created_protected_and_stopped_and_is_neither_deleted
     let mut body = super::new_instance("web");
     body["deletion_protection"] = json!(true);
     body["power_state"] = json!("stopped");
-    let made = expect(&tenant, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
+    let made = tenant.post(201, "/v1/instances", &body).await;
     let id = made.json()["data"]["id"].as_str().unwrap().to_owned();
     assert_eq!(made.json()["data"]["status"], "provisioning");
     let stopped = wait_for(&tenant, &id, "stopped").await;
@@ -316,11 +274,11 @@ async fn an_instance_can_be_created_protected_and_stopped_and_is_neither_deleted
         let refused = expect(&tenant, 409, method, path, body, &[]).await;
         assert_eq!(super::contract::code(&refused), "protected");
     }
-    expect(&tenant, 202, Method::POST, &format!("{path}/start"), None, &[]).await;
+    tenant.act(202, &format!("{path}/start")).await;
     wait_for(&tenant, &id, "running").await;
     let off = json!({ "deletion_protection": false });
-    expect(&tenant, 200, Method::PATCH, &path, Some(&off), &[]).await;
-    expect(&tenant, 202, Method::POST, &rebuild, Some(&image), &[]).await;
+    tenant.patch(200, &path, &off).await;
+    tenant.post(202, &rebuild, &image).await;
 }
 
 #[tokio::test]
@@ -329,12 +287,12 @@ async fn lists_are_filtered_by_name_and_tag_and_show_tags() {
     for (name, tag) in [("web-1", "env:prod"), ("web-1", "env:test"), ("db-1", "env:prod")] {
         let mut body = super::new_instance(name);
         body["tags"] = json!([tag, "team.a"]);
-        expect(&tenant, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
+        tenant.post(201, "/v1/instances", &body).await;
     }
     // No id has a dash where these have one.
     let found = async |query: &str| {
         let path = format!("/v1/instances?{query}");
-        let list = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+        let list = tenant.get(&path).await.json();
         let items = list["data"].as_array().unwrap().clone();
         assert_eq!(list["pagination"]["total"], items.len(), "{query}");
         items

@@ -19,16 +19,11 @@ mod tracking;
 mod visibility;
 mod webhooks;
 
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
-use reqwest::Method;
+use kube::Api;
 use resources::{Account, conditions};
 use serde_json::{Value, json};
 
-use self::contract::expect;
-use crate::support::{Tenant, eventually};
+use crate::support::{Change as _, Tenant, eventually};
 
 /// The body of a minimal request for a new instance.
 pub fn new_instance(name: &str) -> Value {
@@ -37,27 +32,17 @@ pub fn new_instance(name: &str) -> Value {
 
 /// Creates an instance and returns its id.
 pub async fn create(tenant: &Tenant, name: &str) -> String {
-    let answer = expect(
-        tenant,
-        201,
-        Method::POST,
-        "/v1/instances",
-        Some(&new_instance(name)),
-        &[],
-    )
-    .await;
+    let answer = tenant.post(201, "/v1/instances", &new_instance(name)).await;
     answer.json()["data"]["id"].as_str().unwrap().to_owned()
 }
 
 /// Gives an account a quota, and waits until Kubernetes has counted it.
 async fn limit_instances(tenant: &Tenant, quota: i32) {
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
-    let change = Patch::Merge(json!({ "spec": { "instanceQuota": quota } }));
     let name = &tenant.namespace;
     accounts
-        .patch(name, &PatchParams::default(), &change)
-        .await
-        .unwrap();
+        .merge(name, &json!({ "spec": { "instanceQuota": quota } }))
+        .await;
     eventually(
         "the quota to be counted",
         async || accounts.get(name).await.unwrap(),
@@ -75,7 +60,7 @@ pub async fn wait_for(tenant: &Tenant, id: &str, status: &str) -> Value {
     let path = format!("/v1/instances/{id}");
     let answer = eventually(
         status,
-        async || expect(tenant, 200, Method::GET, &path, None, &[]).await.json(),
+        async || tenant.get(&path).await.json(),
         |detail| detail["data"]["status"] == status,
     )
     .await;

@@ -10,13 +10,13 @@ use super::{
     contract::{code, expect},
     new_instance, wait_for,
 };
-use crate::support::{Tenant, eventually, kubectl, shared};
+use crate::support::{Tenant, eventually, kubectl, kubectl_words, shared};
 
 /// Creates a network, waits until it is ready, and returns it as REST shows it.
 async fn network(tenant: &Tenant, body: &Value) -> Value {
-    let created = expect(tenant, 201, Method::POST, "/v1/networks", Some(body), &[]).await;
+    let created = tenant.post(201, "/v1/networks", body).await;
     let path = created.header("location").to_owned();
-    let shown = async || expect(tenant, 200, Method::GET, &path, None, &[]).await.json()["data"].clone();
+    let shown = async || tenant.get(&path).await.json()["data"].clone();
     eventually("the network to be ready", shown, |shown| shown["ready"] == true).await
 }
 
@@ -28,7 +28,7 @@ fn within(id: &Value) -> Value {
 
 /// The message about the field `private_network` or `prefix` of a refused request.
 async fn refused(tenant: &Tenant, path: &str, body: &Value) -> String {
-    let answer = expect(tenant, 422, Method::POST, path, Some(body), &[]).await;
+    let answer = tenant.post(422, path, body).await;
     answer.json()["error"]["details"][0]["message"]
         .as_str()
         .unwrap()
@@ -51,15 +51,7 @@ async fn instances_in_a_private_network_have_addresses_in_it_and_it_stays_while_
     let mut addresses = Vec::new();
     let mut instances = Vec::new();
     for _ in 0..2 {
-        let created = expect(
-            &tenant,
-            201,
-            Method::POST,
-            "/v1/instances",
-            Some(&within(&made["id"])),
-            &[],
-        )
-        .await;
+        let created = tenant.post(201, "/v1/instances", &within(&made["id"])).await;
         let id = created.json()["data"]["id"].as_str().unwrap().to_owned();
         let shown = wait_for(&tenant, &id, "running").await;
         let address: std::net::Ipv4Addr = shown["private_ip_address"].as_str().unwrap().parse().unwrap();
@@ -71,15 +63,7 @@ async fn instances_in_a_private_network_have_addresses_in_it_and_it_stays_while_
         instances.push(id);
     }
     assert_ne!(addresses[0], addresses[1]);
-    let alone = expect(
-        &tenant,
-        201,
-        Method::POST,
-        "/v1/instances",
-        Some(&new_instance("alone")),
-        &[],
-    )
-    .await;
+    let alone = tenant.post(201, "/v1/instances", &new_instance("alone")).await;
     let alone = alone.json()["data"]["id"].as_str().unwrap().to_owned();
     assert_eq!(
         wait_for(&tenant, &alone, "running").await["private_ip_address"],
@@ -94,15 +78,7 @@ async fn instances_in_a_private_network_have_addresses_in_it_and_it_stays_while_
         made["id"].as_str().unwrap()
     );
     assert!(in_use.text.contains(&request), "{}", in_use.text);
-    let renamed = expect(
-        &tenant,
-        200,
-        Method::PATCH,
-        &path,
-        Some(&json!({ "name": "db" })),
-        &[],
-    )
-    .await;
+    let renamed = tenant.patch(200, &path, &json!({ "name": "db" })).await;
     assert_eq!(
         (
             &renamed.json()["data"]["name"],
@@ -115,14 +91,10 @@ async fn instances_in_a_private_network_have_addresses_in_it_and_it_stays_while_
     let plane = shared().await.plane;
     kubectl(
         plane,
-        &[
-            "delete",
-            "privatenetwork",
-            name,
-            "-n",
-            &tenant.namespace,
-            "--wait=false",
-        ],
+        &format!(
+            "delete privatenetwork {name} -n {} --wait=false",
+            tenant.namespace
+        ),
         None,
     )
     .unwrap();
@@ -133,13 +105,13 @@ async fn instances_in_a_private_network_have_addresses_in_it_and_it_stays_while_
     };
     eventually("what it waits for", why, |why| why.as_deref() == Some("InUse")).await;
     let within = format!("/v1/instances?private_network={name}");
-    let within = expect(&tenant, 200, Method::GET, &within, None, &[]).await;
+    let within = tenant.get(&within).await;
     assert_eq!(
         within.json()["pagination"]["total"],
         2,
         "what it waits for is listed"
     );
-    let stripped = kubectl(
+    let stripped = kubectl_words(
         plane,
         &[
             "patch",
@@ -156,15 +128,7 @@ async fn instances_in_a_private_network_have_addresses_in_it_and_it_stays_while_
     );
     assert!(stripped.is_err(), "{stripped:?}");
     for id in &instances {
-        expect(
-            &tenant,
-            204,
-            Method::DELETE,
-            &format!("/v1/instances/{id}"),
-            None,
-            &[],
-        )
-        .await;
+        tenant.delete(&format!("/v1/instances/{id}")).await;
     }
     eventually(
         "the end of the network",
@@ -194,7 +158,7 @@ async fn networks_of_an_account_do_not_overlap_and_are_limited_in_number() {
         prefixes.push(made["prefix"].clone());
     }
     let eleventh = json!({ "region": "fr-par-1" });
-    let refused = expect(&tenant, 403, Method::POST, "/v1/networks", Some(&eleventh), &[]).await;
+    let refused = tenant.post(403, "/v1/networks", &eleventh).await;
     assert_eq!(code(&refused), "resource_limit_exceeded");
     let quotas: Api<ResourceQuota> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let counted = async || {
@@ -215,14 +179,12 @@ async fn networks_of_an_account_do_not_overlap_and_are_limited_in_number() {
     });
     let refused = kubectl(
         shared().await.plane,
-        &["create", "-f", "-"],
+        "create -f -",
         Some(&with_kubectl.to_string()),
     )
     .unwrap_err();
     assert!(refused.contains("exceeded quota"), "{refused}");
-    let account = expect(&tenant, 200, Method::GET, "/v1/account", None, &[])
-        .await
-        .json();
+    let account = tenant.get("/v1/account").await.json();
     assert_eq!(
         account["data"]["quotas"]["private_networks"],
         json!({ "used": 10, "limit": 10 })
@@ -249,7 +211,7 @@ async fn an_instance_is_not_attached_to_a_network_that_is_not_its_accounts_in_it
     let mut body = within(&own["id"]);
     body["region"] = json!("de-fra-1");
     for _ in 0..13 {
-        expect(&bob, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
+        bob.post(201, "/v1/instances", &body).await;
     }
     let full = refused(&bob, "/v1/instances", &body).await;
     assert!(full.contains("has no free address"), "{full}");
@@ -257,7 +219,7 @@ async fn an_instance_is_not_attached_to_a_network_that_is_not_its_accounts_in_it
     let list = |network: &str| {
         let path = format!("/v1/instances?private_network={network}&limit=1");
         let bob = &bob;
-        async move { expect(bob, 200, Method::GET, &path, None, &[]).await.json() }
+        async move { bob.get(&path).await.json() }
     };
     let within = list(own["id"].as_str().unwrap()).await;
     assert_eq!(within["pagination"]["total"], 13);
@@ -276,11 +238,9 @@ async fn an_instance_is_not_attached_to_a_network_that_cannot_be_made() {
         "spec": { "region": "fr-par-1", "prefix": "10.7.0.0/28" },
     });
     let plane = shared().await.plane;
-    kubectl(plane, &["create", "-f", "-"], Some(&overlapping.to_string())).unwrap();
+    kubectl(plane, "create -f -", Some(&overlapping.to_string())).unwrap();
     let shown = async || {
-        let list = expect(&tenant, 200, Method::GET, "/v1/networks", None, &[])
-            .await
-            .json();
+        let list = tenant.get("/v1/networks").await.json();
         let mut all = list["data"].as_array().unwrap().iter();
         all.find(|network| network["name"] == "pn-overlapping").cloned()
     };
@@ -307,7 +267,7 @@ async fn with_kubectl_an_instance_waits_for_its_network_and_says_so() {
         "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "privateNetwork": "pn-backend" },
     });
     let plane = shared().await.plane;
-    kubectl(plane, &["create", "-f", "-"], Some(&instance.to_string())).unwrap();
+    kubectl(plane, "create -f -", Some(&instance.to_string())).unwrap();
     let is_waiting = |instance: Option<&Instance>| {
         let status = instance.and_then(|instance| instance.status.as_ref());
         let ready = status.and_then(|status| conditions::find(&status.conditions, conditions::READY));
@@ -319,7 +279,7 @@ async fn with_kubectl_an_instance_waits_for_its_network_and_says_so() {
         "apiVersion": "stellage.dev/v1", "kind": "PrivateNetwork",
         "metadata": { "name": "pn-backend", "namespace": tenant.namespace }, "spec": { "region": "fr-par-1" },
     });
-    kubectl(plane, &["create", "-f", "-"], Some(&network.to_string())).unwrap();
+    kubectl(plane, "create -f -", Some(&network.to_string())).unwrap();
     let has_address = |instance: Option<&Instance>| {
         let status = instance.and_then(|instance| instance.status.as_ref());
         status.is_some_and(|status| status.private_ip_address.is_some())
@@ -328,21 +288,11 @@ async fn with_kubectl_an_instance_waits_for_its_network_and_says_so() {
     let address = attached.status.unwrap().private_ip_address.unwrap();
     assert!(address.starts_with("10."), "{address}");
     // It has another id, by which REST knows it.
-    let list = expect(&tenant, 200, Method::GET, "/v1/networks", None, &[])
-        .await
-        .json();
+    let list = tenant.get("/v1/networks").await.json();
     assert_eq!(
         (&list["data"][0]["name"], &list["data"][0]["instances"]),
         (&json!("pn-backend"), &json!(1))
     );
     let id = &list["data"][0]["id"];
-    expect(
-        &tenant,
-        201,
-        Method::POST,
-        "/v1/instances",
-        Some(&within(id)),
-        &[],
-    )
-    .await;
+    tenant.post(201, "/v1/instances", &within(id)).await;
 }

@@ -49,7 +49,7 @@ async fn a_create_with_a_key_is_done_once() {
         .patch(&id, &PatchParams::default(), &hold)
         .await
         .unwrap();
-    expect(&tenant, 204, Method::DELETE, &format!("{path}/{id}"), None, &[]).await;
+    tenant.delete(&format!("{path}/{id}")).await;
     let ending = expect(&tenant, 409, Method::POST, path, Some(&body), &headers).await;
     assert_eq!(code(&ending), "conflict");
     eventually(

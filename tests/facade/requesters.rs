@@ -4,11 +4,10 @@ use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
 };
-use reqwest::Method;
 use resources::Instance;
 use serde_json::{Value, json};
 
-use super::{contract::expect, create, wait_for};
+use super::{create, wait_for};
 use crate::{
     support::{self, Tenant, kubectl, shared},
     tenants::tenant_of,
@@ -16,7 +15,7 @@ use crate::{
 
 /// The account with another key, and the id of that.
 async fn with_new_key(tenant: &Tenant) -> (Tenant, String) {
-    let created = expect(tenant, 201, Method::POST, "/v1/keys", None, &[]).await;
+    let created = tenant.act(201, "/v1/keys").await;
     let key = created.json()["data"].clone();
     let other = Tenant {
         namespace: tenant.namespace.clone(),
@@ -30,7 +29,7 @@ async fn with_new_key(tenant: &Tenant) -> (Tenant, String) {
 
 async fn shown(tenant: &Tenant, id: &str) -> Value {
     let path = format!("/v1/instances/{id}");
-    expect(tenant, 200, Method::GET, &path, None, &[]).await.json()["data"]["last_requested_by"].clone()
+    tenant.get(&path).await.json()["data"]["last_requested_by"].clone()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,12 +42,12 @@ async fn an_instance_shows_whose_key_asked_last_for_a_change_and_that_it_was_cha
     wait_for(&tenant, &id, "running").await;
     let path = format!("/v1/instances/{id}");
     let tags = json!({ "tags": ["a"] });
-    let changed = expect(&second, 200, Method::PATCH, &path, Some(&tags), &[]).await;
+    let changed = second.patch(200, &path, &tags).await;
     assert_eq!(changed.json()["data"]["last_requested_by"], json!(second_id));
     // What changes nothing asks for nothing.
-    expect(&first, 200, Method::PATCH, &path, Some(&tags), &[]).await;
+    first.patch(200, &path, &tags).await;
     assert_eq!(shown(&tenant, &id).await, json!(second_id));
-    let stopped = expect(&first, 202, Method::POST, &format!("{path}/stop"), None, &[]).await;
+    let stopped = first.act(202, &format!("{path}/stop")).await;
     assert_eq!(stopped.json()["data"]["last_requested_by"], json!(first_id));
     wait_for(&tenant, &id, "stopped").await;
     let by = |who: &str| {
@@ -59,7 +58,7 @@ async fn an_instance_shows_whose_key_asked_last_for_a_change_and_that_it_was_cha
         }
     };
     tenant.wait(&id, "the status to say so", by(&first_id)).await;
-    let line = ["-n", &tenant.namespace, "get", "inst", &id, "-o", "wide"];
+    let line = format!("-n {} get inst {id} -o wide", tenant.namespace);
     let listed = kubectl(shared().await.plane, &line, None).unwrap();
     assert!(listed.contains(&first_id), "{listed}");
     tenant.merge(&id, &json!({ "spec": { "tags": ["b"] } })).await;

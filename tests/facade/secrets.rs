@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, PostParams},
 };
 use reqwest::Method;
 use resources::conditions;
@@ -13,7 +13,7 @@ use super::{
     contract::{code, expect},
     webhooks::{create, name_of, stored, url_of, webhooks},
 };
-use crate::support::{Tenant, eventually};
+use crate::support::{Change as _, Tenant, eventually};
 
 fn secrets(tenant: &Tenant) -> Api<Secret> {
     Api::namespaced(tenant.kube.clone(), &tenant.namespace)
@@ -30,10 +30,7 @@ async fn add(tenant: &Tenant, secret: Value) {
 /// Names another Secret in a webhook, as kubectl would.
 pub(super) async fn refer(tenant: &Tenant, webhook: &str, name: &str, key: &str) {
     let reference = json!({ "spec": { "secretRef": { "name": name, "key": key } } });
-    webhooks(tenant)
-        .patch(webhook, &PatchParams::default(), &Patch::Merge(reference))
-        .await
-        .unwrap();
+    webhooks(tenant).merge(webhook, &reference).await;
 }
 
 #[tokio::test]
@@ -99,14 +96,9 @@ async fn a_secret_that_is_not_for_webhooks_is_neither_shown_nor_changed_nor_told
 
     // The label is consent.
     let label = json!({ "metadata": { "labels": { "stellage.dev/webhook-secret": "true" } } });
-    secrets(&tenant)
-        .patch("private", &PatchParams::default(), &Patch::Merge(label))
-        .await
-        .unwrap();
+    secrets(&tenant).merge("private", &label).await;
     refer(&tenant, &name, "private", "password").await;
-    let rotated = expect(&tenant, 200, Method::POST, &rotate, None, &[])
-        .await
-        .json();
+    let rotated = tenant.act(200, &rotate).await.json();
     assert_eq!(
         stored(&tenant, "private", "password").await.as_deref(),
         rotated["data"]["secret"].as_str()
@@ -160,13 +152,10 @@ async fn a_change_with_a_secret_changes_the_secret_before_anything_else_and_can_
     let tenant = Tenant::new("secret-first").await;
     let webhook = create(&tenant).await;
     let (path, name) = (url_of(&webhook), name_of(&webhook));
-    let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+    let shown = tenant.get(&path).await;
     let etag = shown.header("etag").to_owned();
     let lock = json!({ "immutable": true });
-    secrets(&tenant)
-        .patch(&name, &PatchParams::default(), &Patch::Merge(lock))
-        .await
-        .unwrap();
+    secrets(&tenant).merge(&name, &lock).await;
     let change = json!({ "secret": "new", "url": "https://hooks.example.com/other", "active": false });
     let headers = [("If-Match", etag.as_str())];
     expect(&tenant, 409, Method::PATCH, &path, Some(&change), &headers).await;
@@ -203,15 +192,7 @@ async fn an_expired_previous_secret_is_removed() {
     let webhook = create(&tenant).await;
     let (path, name) = (url_of(&webhook), name_of(&webhook));
     let body = json!({ "overlap_seconds": 1 });
-    expect(
-        &tenant,
-        200,
-        Method::POST,
-        &format!("{path}/rotate-secret"),
-        Some(&body),
-        &[],
-    )
-    .await;
+    tenant.post(200, &format!("{path}/rotate-secret"), &body).await;
     eventually(
         "the previous secret to go",
         async || {

@@ -3,20 +3,14 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams},
-};
+use kube::{Api, api::DeleteParams};
 use reqwest::Method;
 use resources::{Account, Instance, InstanceState, Plan, conditions};
 use serde_json::{Value, json};
 
-use super::{
-    contract::{code, expect},
-    wait_for,
-};
+use super::{contract::code, wait_for};
 use crate::support::{
-    Operator, PATIENCE, Tenant, eventually,
+    Change as _, Operator, PATIENCE, Tenant, eventually,
     network::{Mode, Network},
     shared,
 };
@@ -58,15 +52,7 @@ fn order(plan: &str) -> Value {
 }
 
 async fn create(tenant: &Tenant, plan: &str) -> String {
-    let created = expect(
-        tenant,
-        201,
-        Method::POST,
-        "/v1/instances",
-        Some(&order(plan)),
-        &[],
-    )
-    .await;
+    let created = tenant.post(201, "/v1/instances", &order(plan)).await;
     created.json()["data"]["id"].as_str().unwrap().to_owned()
 }
 
@@ -91,15 +77,7 @@ async fn a_create_and_a_resize_without_room_are_refused_with_what_is_used_and_wh
     let tenant = tenant("sizes-refused", 4).await;
     let id = create(&tenant, "business").await;
     wait_for(&tenant, &id, "running").await;
-    let refused = expect(
-        &tenant,
-        403,
-        Method::POST,
-        "/v1/instances",
-        Some(&order("performance")),
-        &[],
-    )
-    .await;
+    let refused = tenant.post(403, "/v1/instances", &order("performance")).await;
     assert_eq!(code(&refused), "resource_limit_exceeded");
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(
@@ -108,35 +86,24 @@ async fn a_create_and_a_resize_without_room_are_refused_with_what_is_used_and_wh
     );
     let path = format!("/v1/instances/{id}");
     let larger = json!({ "plan": "enterprise" });
-    let refused = expect(&tenant, 403, Method::PATCH, &path, Some(&larger), &[]).await;
+    let refused = tenant.patch(403, &path, &larger).await;
     assert_eq!(code(&refused), "resource_limit_exceeded");
     let pending = json!({ "plan": "enterprise", "reboot": false });
-    expect(&tenant, 403, Method::PATCH, &path, Some(&pending), &[]).await;
+    tenant.patch(403, &path, &pending).await;
     // What fits exactly, and what is smaller.
     let fits = json!({ "plan": "performance" });
-    expect(&tenant, 200, Method::PATCH, &path, Some(&fits), &[]).await;
+    tenant.patch(200, &path, &fits).await;
     wait_for(&tenant, &id, "running").await;
-    let quotas = expect(&tenant, 200, Method::GET, "/v1/account", None, &[])
-        .await
-        .json()["data"]["quotas"]
-        .clone();
+    let quotas = tenant.get("/v1/account").await.json()["data"]["quotas"].clone();
     assert_eq!(quotas["vcpu"], json!({ "used": 4, "limit": 4 }));
     assert_eq!(quotas["memory_gb"], json!({ "used": 8, "limit": null }));
     assert_eq!(quotas["instances"]["limit"], 4, "each has a vCPU at least");
     let smaller = json!({ "plan": "starter" });
-    expect(&tenant, 200, Method::PATCH, &path, Some(&smaller), &[]).await;
+    tenant.patch(200, &path, &smaller).await;
     wait_for(&tenant, &id, "running").await;
     // What is being deleted has nothing any more.
     let other = create(&tenant, "business").await;
-    expect(
-        &tenant,
-        204,
-        Method::DELETE,
-        &format!("/v1/instances/{other}"),
-        None,
-        &[],
-    )
-    .await;
+    tenant.delete(&format!("/v1/instances/{other}")).await;
     create(&tenant, "business").await;
 }
 
@@ -147,19 +114,11 @@ async fn a_pending_plan_counts_from_when_it_is_asked_for() {
     wait_for(&tenant, &id, "running").await;
     let path = format!("/v1/instances/{id}");
     let pending = json!({ "plan": "business", "reboot": false });
-    expect(&tenant, 200, Method::PATCH, &path, Some(&pending), &[]).await;
+    tenant.patch(200, &path, &pending).await;
     create(&tenant, "business").await;
-    expect(
-        &tenant,
-        403,
-        Method::POST,
-        "/v1/instances",
-        Some(&order("starter")),
-        &[],
-    )
-    .await;
+    tenant.post(403, "/v1/instances", &order("starter")).await;
     let dropped = json!({ "plan": "starter" });
-    expect(&tenant, 200, Method::PATCH, &path, Some(&dropped), &[]).await;
+    tenant.patch(200, &path, &dropped).await;
     create(&tenant, "starter").await;
 }
 
@@ -336,18 +295,10 @@ async fn with_kubectl_what_has_no_room_waits_until_there_is_some_and_says_so() {
         .iter()
         .find(|instance| reason(instance) == Some("QuotaExceeded"))
         .unwrap();
-    let shown = expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("/v1/instances/{}", waiting.id()),
-        None,
-        &[],
-    )
-    .await;
+    let shown = tenant.get(&format!("/v1/instances/{}", waiting.id())).await;
     assert_eq!(shown.json()["data"]["status_reason"], "quota_exceeded");
     let used = async || {
-        let shown = expect(&tenant, 200, Method::GET, "/v1/account", None, &[]).await;
+        let shown = tenant.get("/v1/account").await;
         shown.json()["data"]["quotas"]["vcpu"]["used"].clone()
     };
     eventually("the use to be shown", used, |used| *used == 8).await;
@@ -387,10 +338,8 @@ async fn with_kubectl_what_has_no_room_waits_until_there_is_some_and_says_so() {
 
     // A higher quota has room for all.
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
-    let more = Patch::Merge(json!({ "spec": { "vcpuQuota": 100 } }));
     accounts
-        .patch(&tenant.namespace, &PatchParams::default(), &more)
-        .await
-        .unwrap();
+        .merge(&tenant.namespace, &json!({ "spec": { "vcpuQuota": 100 } }))
+        .await;
     eventually("all to be accepted", all, |all| accepted(all) == 12).await;
 }

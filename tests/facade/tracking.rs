@@ -11,7 +11,7 @@ use reqwest::Method;
 use resources::{Instance, Webhook};
 use serde_json::{Value, json};
 
-use super::{contract::expect, create, wait_for};
+use super::{create, wait_for};
 use crate::support::{Tenant, eventually};
 
 /// Managers of the fields of an instance, with their kind of operation.
@@ -25,7 +25,7 @@ async fn managers(tenant: &Tenant, name: &str) -> Vec<(String, String)> {
 
 async fn change(tenant: &Tenant, id: &str, body: Value) -> Value {
     let path = format!("/v1/instances/{id}");
-    let answer = expect(tenant, 200, Method::PATCH, &path, Some(&body), &[]).await;
+    let answer = tenant.patch(200, &path, &body).await;
     answer.json()["data"].clone()
 }
 
@@ -46,7 +46,7 @@ async fn apply(tenant: &Tenant, name: &str, tags: &[&str], force: bool) -> Insta
 
 /// When the only instance was last changed, as lists show it.
 async fn updated_at(tenant: &Tenant) -> Timestamp {
-    let list = expect(tenant, 200, Method::GET, "/v1/instances", None, &[]).await;
+    let list = tenant.get("/v1/instances").await;
     list.json()["data"][0]["updated_at"]
         .as_str()
         .unwrap()
@@ -68,7 +68,7 @@ async fn what_only_rest_has_written_is_tracked_no_more_once_it_changes_and_still
     assert_eq!(managers(&tenant, &id).await, []);
     for (action, then) in [("stop", "stopped"), ("start", "running")] {
         let path = format!("/v1/instances/{id}/{action}");
-        expect(&tenant, 202, Method::POST, &path, None, &[]).await;
+        tenant.act(202, &path).await;
         wait_for(&tenant, &id, then).await;
     }
     assert_eq!(managers(&tenant, &id).await, []);
@@ -85,12 +85,7 @@ async fn what_only_rest_has_written_is_tracked_no_more_once_it_changes_and_still
         by_rest,
         "the controller does not date it anew"
     );
-    let patch = Patch::Merge(json!({ "spec": { "tags": ["b"] } }));
-    tenant
-        .instances()
-        .patch(&id, &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+    tenant.merge(&id, &json!({ "spec": { "tags": ["b"] } })).await;
     let look = async || updated_at(&tenant).await;
     eventually("a change with kubectl to be dated", look, |at| *at > by_rest).await;
 }
@@ -99,12 +94,12 @@ async fn what_only_rest_has_written_is_tracked_no_more_once_it_changes_and_still
 async fn a_webhook_that_only_rest_has_written_is_tracked_no_more_once_it_changes() {
     let tenant = Tenant::new("rest-tracking-hook").await;
     let body = json!({ "url": "https://hooks.example.com/in", "events": ["instance.created"] });
-    let created = expect(&tenant, 201, Method::POST, "/v1/webhooks", Some(&body), &[]).await;
+    let created = tenant.post(201, "/v1/webhooks", &body).await;
     let id = created.json()["data"]["id"].clone();
     let webhooks: Api<Webhook> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let path = format!("/v1/webhooks/{}", id.as_str().unwrap());
     let body = json!({ "events": ["instance.deleted"] });
-    expect(&tenant, 200, Method::PATCH, &path, Some(&body), &[]).await;
+    tenant.patch(200, &path, &body).await;
     let [webhook] = &webhooks.list(&ListParams::default()).await.unwrap().items[..] else {
         panic!("one webhook");
     };
@@ -155,7 +150,7 @@ async fn who_applies_an_instance_still_owns_its_fields_after_changes_through_res
         wait_for(&tenant, &id, "running").await;
         change(&tenant, &id, json!({ "backup_enabled": true })).await;
         let path = format!("/v1/instances/{id}/stop");
-        expect(&tenant, 202, Method::POST, &path, None, &[]).await;
+        tenant.act(202, &path).await;
         wait_for(&tenant, &id, "stopped").await;
         assert!(managers(&tenant, name).await.contains(&flux), "{name}");
         // There is no conflict with anybody, and fields that are no longer in the manifest are removed.

@@ -14,35 +14,23 @@ async fn a_client_reads_what_it_wrote() {
     let tenant = Tenant::new("see-writes").await;
     let one = async |number: u32| {
         let name = format!("web-{number}");
-        let created = expect(
-            &tenant,
-            201,
-            Method::POST,
-            "/v1/instances",
-            Some(&new_instance(&name)),
-            &[],
-        )
-        .await;
+        let created = tenant.post(201, "/v1/instances", &new_instance(&name)).await;
         let id = created.json()["data"]["id"].as_str().unwrap().to_owned();
         let path = format!("/v1/instances/{id}");
-        expect(&tenant, 200, Method::GET, &path, None, &[]).await;
-        let listed = expect(&tenant, 200, Method::GET, "/v1/instances?limit=100", None, &[])
-            .await
-            .json();
+        tenant.get(&path).await;
+        let listed = tenant.get("/v1/instances?limit=100").await.json();
         assert!(
             listed["data"].as_array().unwrap().iter().any(|i| i["id"] == id),
             "{id}"
         );
         let renamed = json!({ "name": format!("db-{number}") });
-        expect(&tenant, 200, Method::PATCH, &path, Some(&renamed), &[]).await;
-        let read = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+        tenant.patch(200, &path, &renamed).await;
+        let read = tenant.get(&path).await.json();
         assert_eq!(read["data"]["name"], renamed["name"]);
         if number.is_multiple_of(2) {
-            expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+            tenant.delete(&path).await;
             expect(&tenant, 404, Method::GET, &path, None, &[]).await;
-            let listed = expect(&tenant, 200, Method::GET, "/v1/instances?limit=100", None, &[])
-                .await
-                .json();
+            let listed = tenant.get("/v1/instances?limit=100").await.json();
             assert!(
                 !listed["data"].as_array().unwrap().iter().any(|i| i["id"] == id),
                 "{id}"
@@ -50,9 +38,7 @@ async fn a_client_reads_what_it_wrote() {
         }
     };
     futures::future::join_all((0..40).map(one)).await;
-    let list = expect(&tenant, 200, Method::GET, "/v1/instances", None, &[])
-        .await
-        .json();
+    let list = tenant.get("/v1/instances").await.json();
     assert_eq!(
         list["pagination"],
         json!({ "page": 1, "limit": 20, "total": 20, "total_pages": 1 })
@@ -89,11 +75,9 @@ async fn changes_of_different_fields_at_once_all_hold() {
         json!({ "backup_enabled": true }),
         json!({ "monitoring_enabled": true }),
     ];
-    let calls = changes
-        .iter()
-        .map(|change| expect(&tenant, 200, Method::PATCH, &path, Some(change), &[]));
+    let calls = changes.iter().map(|change| tenant.patch(200, &path, change));
     futures::future::join_all(calls).await;
-    let read = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    let read = tenant.get(&path).await.json();
     for change in &changes {
         for (field, value) in change.as_object().unwrap() {
             assert_eq!(&read["data"][field], value);
@@ -107,9 +91,7 @@ async fn of_many_changes_of_one_field_at_once_none_is_refused() {
     let id = create(&tenant, "web").await;
     let path = format!("/v1/instances/{id}");
     let changes: Vec<_> = (0..40).map(|n| json!({ "tags": [format!("n-{n}")] })).collect();
-    let calls = changes
-        .iter()
-        .map(|change| expect(&tenant, 200, Method::PATCH, &path, Some(change), &[]));
+    let calls = changes.iter().map(|change| tenant.patch(200, &path, change));
     futures::future::join_all(calls).await;
 }
 
@@ -120,33 +102,16 @@ async fn lists_are_filtered_ordered_and_paged() {
     for number in 0..7 {
         let mut body = new_instance(&format!("web-{number}"));
         body["region"] = json!(if number < 3 { "de-fra-1" } else { "fr-par-1" });
-        let created = expect(&tenant, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
+        let created = tenant.post(201, "/v1/instances", &body).await;
         ids.push(created.json()["data"]["id"].as_str().unwrap().to_owned());
     }
     for id in &ids {
         wait_for(&tenant, id, "running").await;
     }
-    expect(
-        &tenant,
-        202,
-        Method::POST,
-        &format!("/v1/instances/{}/stop", ids[0]),
-        None,
-        &[],
-    )
-    .await;
+    tenant.act(202, &format!("/v1/instances/{}/stop", ids[0])).await;
     wait_for(&tenant, &ids[0], "stopped").await;
     let total = async |query: &str| {
-        let list = expect(
-            &tenant,
-            200,
-            Method::GET,
-            &format!("/v1/instances?{query}"),
-            None,
-            &[],
-        )
-        .await
-        .json();
+        let list = tenant.get(&format!("/v1/instances?{query}")).await.json();
         (
             list["pagination"]["total"].as_u64().unwrap(),
             list["data"].as_array().unwrap().len(),
@@ -167,9 +132,7 @@ async fn lists_are_filtered_ordered_and_paged() {
     ] {
         assert_eq!(total(query).await, expected, "{query}");
     }
-    let list = expect(&tenant, 200, Method::GET, "/v1/instances", None, &[])
-        .await
-        .json();
+    let list = tenant.get("/v1/instances").await.json();
     let keys: Vec<(String, String)> = list["data"]
         .as_array()
         .unwrap()

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
 use rand::RngExt as _;
 use reqwest::Method;
@@ -16,7 +16,7 @@ use server::service::idempotency::IdempotentRequest;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 use super::contract::{call, code, expect, fields};
-use crate::support::{Answer, Operator, Tenant, eventually, shared};
+use crate::support::{Answer, Change as _, Operator, Tenant, eventually, shared};
 
 pub(super) const PATH: &str = "/v1/webhooks";
 
@@ -70,15 +70,9 @@ async fn what_is_rarely_meant_is_said_in_the_message() {
     let second = url_of(&second.json()["data"]);
     body["events"] = json!(["instance.deleted", "invoice.created"]);
     let beside = said(
-        expect(
-            &tenant,
-            200,
-            Method::PATCH,
-            &second,
-            Some(&json!({"events": body["events"]})),
-            &[],
-        )
-        .await,
+        tenant
+            .patch(200, &second, &json!({"events": body["events"]}))
+            .await,
     );
     assert!(beside.contains(first["id"].as_str().unwrap()), "{beside}");
     body["secret"] = json!("s3cret\n");
@@ -88,14 +82,14 @@ async fn what_is_rarely_meant_is_said_in_the_message() {
         "{both}"
     );
     let secret = json!({ "secret": " s3cret" });
-    let changed = said(expect(&tenant, 200, Method::PATCH, &second, Some(&secret), &[]).await);
+    let changed = said(tenant.patch(200, &second, &secret).await);
     assert!(
         changed.contains("white space") && !changed.contains("wh_"),
         "{changed}"
     );
     let other = json!({ "secret": "another\t" });
     let rotate = format!("{second}/rotate-secret");
-    let rotated = said(expect(&tenant, 200, Method::POST, &rotate, Some(&other), &[]).await);
+    let rotated = said(tenant.post(200, &rotate, &other).await);
     assert!(
         rotated.contains("overlap") && rotated.contains("white space"),
         "{rotated}"
@@ -161,7 +155,7 @@ async fn a_webhook_is_created_listed_read_changed_and_deleted() {
     )
     .await;
 
-    let list = expect(&tenant, 200, Method::GET, PATH, None, &[]).await.json();
+    let list = tenant.get(PATH).await.json();
     assert_eq!(list["pagination"]["total"], 3);
     assert!(!list.to_string().contains(&secret) && !list.to_string().contains("my own"));
     let keys: Vec<(&str, &str)> = list["data"]
@@ -173,16 +167,7 @@ async fn a_webhook_is_created_listed_read_changed_and_deleted() {
     let mut sorted = keys.clone();
     sorted.sort_by(|a, b| b.0.cmp(a.0).then(a.1.cmp(b.1)));
     assert_eq!(keys, sorted, "newest first, then id");
-    let page = expect(
-        &tenant,
-        200,
-        Method::GET,
-        &format!("{PATH}?limit=2&page=2"),
-        None,
-        &[],
-    )
-    .await
-    .json();
+    let page = tenant.get(&format!("{PATH}?limit=2&page=2")).await.json();
     assert_eq!(page["data"].as_array().unwrap().len(), 1);
     assert_eq!(
         page["pagination"],
@@ -190,7 +175,7 @@ async fn a_webhook_is_created_listed_read_changed_and_deleted() {
     );
 
     let path = url_of(&first);
-    let read = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+    let read = tenant.get(&path).await;
     assert!(read.json()["data"].get("secret").is_none());
     let etag = read.header("etag").to_owned();
     let change =
@@ -208,13 +193,13 @@ async fn a_webhook_is_created_listed_read_changed_and_deleted() {
     assert!(!changed.text.contains("new one"));
     assert_eq!(stored(&tenant, &name, "secret").await.as_deref(), Some("new one"));
     assert_eq!(stored(&tenant, &name, "previous-secret").await, None);
-    let again = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    let again = tenant.get(&path).await.json();
     assert_eq!(again["data"], changed.json()["data"]);
     for (method, body) in [(Method::PATCH, Some(&change)), (Method::DELETE, None)] {
         expect(&tenant, 412, method, &path, body, &[("If-Match", &etag)]).await;
     }
 
-    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+    tenant.delete(&path).await;
     for (method, body) in [
         (Method::GET, None),
         (Method::PATCH, Some(&change)),
@@ -236,14 +221,14 @@ async fn every_wrong_field_of_a_webhook_is_named() {
     let wrong = json!({
         "url": "http://user@example.com#x", "events": ["nope", "instance.created"], "secret": "", "active": null, "name": "x",
     });
-    let answer = expect(&tenant, 422, Method::POST, PATH, Some(&wrong), &[]).await;
+    let answer = tenant.post(422, PATH, &wrong).await;
     assert_eq!(fields(&answer), ["url", "events[0]", "secret", "active", "name"]);
-    let answer = expect(&tenant, 422, Method::POST, PATH, Some(&json!({})), &[]).await;
+    let answer = tenant.post(422, PATH, &json!({})).await;
     assert_eq!(fields(&answer), ["url", "events"]);
     // Refusals by the API server's rules have the same format.
     let mut cluster = hook();
     cluster["url"] = json!("https://hooks.shop.svc.cluster.local/in");
-    let answer = expect(&tenant, 422, Method::POST, PATH, Some(&cluster), &[]).await;
+    let answer = tenant.post(422, PATH, &cluster).await;
     assert_eq!(fields(&answer), ["url"]);
 
     let webhook = create(&tenant).await;
@@ -255,7 +240,7 @@ async fn every_wrong_field_of_a_webhook_is_named() {
         (json!({ "secret": "s".repeat(256) }), "secret"),
         (json!({ "created_at": "2026-11-21T10:00:00Z" }), "created_at"),
     ] {
-        let answer = expect(&tenant, 422, Method::PATCH, &path, Some(&body), &[]).await;
+        let answer = tenant.patch(422, &path, &body).await;
         assert_eq!(fields(&answer), [field]);
     }
     for (action, body, field) in [
@@ -270,7 +255,7 @@ async fn every_wrong_field_of_a_webhook_is_named() {
         ("recover", json!({ "since": "yesterday" }), "since"),
     ] {
         let url = format!("{path}/{action}");
-        let answer = expect(&tenant, 422, Method::POST, &url, Some(&body), &[]).await;
+        let answer = tenant.post(422, &url, &body).await;
         assert_eq!(fields(&answer), [field], "{action}");
     }
 }
@@ -285,13 +270,13 @@ async fn one_webhook_too_many_is_refused_and_a_key_still_finds_its_own() {
     let headers = [("Idempotency-Key", "first")];
     let first = create_with(&tenant, &hook(), &headers).await;
     let second = create(&tenant).await;
-    let over = expect(&tenant, 403, Method::POST, PATH, Some(&hook()), &[]).await;
+    let over = tenant.post(403, PATH, &hook()).await;
     assert_eq!(code(&over), "resource_limit_exceeded");
     assert!(over.text.contains("webhooks"), "{over:?}");
     let again = expect(&tenant, 201, Method::POST, PATH, Some(&hook()), &headers).await;
     assert_eq!(again.header("idempotency-replayed"), "true");
     assert_eq!(again.json()["data"], first.json()["data"]);
-    expect(&tenant, 204, Method::DELETE, &url_of(&second), None, &[]).await;
+    tenant.delete(&url_of(&second)).await;
     eventually(
         "the quota to be free",
         async || call(&tenant, Method::POST, PATH, Some(&hook()), &[]).await,
@@ -406,15 +391,10 @@ async fn a_create_with_a_key_makes_one_webhook_with_one_secret() {
 #[tokio::test]
 async fn the_etag_of_a_webhook_changes_with_its_secret_and_a_repeated_rotation_is_answered_all_the_same() {
     let tenant = Tenant::new("hook-versions").await;
-    let made = expect(&tenant, 201, Method::POST, PATH, Some(&hook()), &[]).await;
+    let made = tenant.post(201, PATH, &hook()).await;
     let path = url_of(&made.json()["data"]);
     let (rotate, first) = (format!("{path}/rotate-secret"), made.header("etag").to_owned());
-    let shown = async || {
-        expect(&tenant, 200, Method::GET, &path, None, &[])
-            .await
-            .header("etag")
-            .to_owned()
-    };
+    let shown = async || tenant.get(&path).await.header("etag").to_owned();
     assert_eq!(shown().await, first);
     let conditional = [("Idempotency-Key", "k"), ("If-Match", first.as_str())];
     let mine = json!({ "secret": "the first one" });
@@ -441,7 +421,7 @@ async fn the_etag_of_a_webhook_changes_with_its_secret_and_a_repeated_rotation_i
     let mut statuses: Vec<_> = answers.iter().map(|answer| answer.status).collect();
     statuses.sort_unstable();
     assert_eq!(statuses, [200, 412, 412, 412, 412, 412, 412, 412]);
-    let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&other), &[]).await;
+    let changed = tenant.patch(200, &path, &other).await;
     assert_eq!(changed.header("etag"), shown().await);
     assert_ne!(
         changed.header("etag"),
@@ -467,7 +447,7 @@ async fn of_rotations_of_one_version_at_two_replicas_one_succeeds() {
     let tenant = Tenant::new("hook-replicas").await;
     let cluster = shared().await;
     let mut second = Operator::start(cluster.plane, &["api"]).await;
-    let made = expect(&tenant, 201, Method::POST, PATH, Some(&hook()), &[]).await;
+    let made = tenant.post(201, PATH, &hook()).await;
     let path = url_of(&made.json()["data"]);
     let get = async |url: &str| {
         let request = tenant.http.get(format!("{url}{path}")).bearer_auth(&tenant.key);
@@ -508,22 +488,16 @@ async fn a_webhook_is_described_and_the_description_is_removed_by_an_empty_one()
     let tenant = Tenant::new("hook-described").await;
     let body =
         json!({ "url": "https://example.com", "events": ["instance.created"], "description": "orders" });
-    let created = expect(&tenant, 201, Method::POST, PATH, Some(&body), &[])
-        .await
-        .json();
+    let created = tenant.post(201, PATH, &body).await.json();
     assert_eq!(created["data"]["description"], "orders");
     let path = url_of(&created["data"]);
-    let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    let shown = tenant.get(&path).await.json();
     assert_eq!(shown["data"]["description"], "orders");
     let kept = json!({ "active": false });
-    let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&kept), &[])
-        .await
-        .json();
+    let changed = tenant.patch(200, &path, &kept).await.json();
     assert_eq!(changed["data"]["description"], "orders");
     let none = json!({ "description": "" });
-    let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&none), &[])
-        .await
-        .json();
+    let changed = tenant.patch(200, &path, &none).await.json();
     assert_eq!(changed["data"]["description"], Value::Null);
 }
 
@@ -538,7 +512,7 @@ async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() 
     let now = first.json()["data"].clone();
     assert_ne!(now["secret"], webhook["secret"]);
     assert!(now["previous_secret_expires_at"].is_string());
-    let shown = async || expect(&tenant, 200, Method::GET, &path, None, &[]).await.json()["data"].clone();
+    let shown = async || tenant.get(&path).await.json()["data"].clone();
     let until = shown().await["previous_secret_expires_at"].clone();
     assert_eq!(until, now["previous_secret_expires_at"]);
     assert_eq!(
@@ -561,9 +535,7 @@ async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() 
     assert_eq!(code(&other), "idempotency_key_reused");
 
     let at_once = json!({ "secret": "my own", "overlap_seconds": 0 });
-    let rotated = expect(&tenant, 200, Method::POST, &rotate, Some(&at_once), &[])
-        .await
-        .json();
+    let rotated = tenant.post(200, &rotate, &at_once).await.json();
     assert_eq!(rotated["data"]["secret"], "my own");
     assert!(rotated["data"].get("previous_secret_expires_at").is_none());
     assert!(shown().await.get("previous_secret_expires_at").is_none());
@@ -571,7 +543,7 @@ async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() 
         assert_eq!(stored(&tenant, &name, gone).await, None);
     }
 
-    let calls = (0..6).map(|_| expect(&tenant, 200, Method::POST, &rotate, None, &[]));
+    let calls = (0..6).map(|_| tenant.act(200, &rotate));
     let mut told: Vec<String> = futures::future::join_all(calls)
         .await
         .iter()
@@ -597,14 +569,13 @@ async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() 
     }))
     .unwrap();
     secrets.create(&PostParams::default(), &mine).await.unwrap();
-    let refer = Patch::Merge(json!({ "spec": { "secretRef": { "name": "mine", "key": "signing" } } }));
     webhooks(&tenant)
-        .patch(&name, &PatchParams::default(), &refer)
-        .await
-        .unwrap();
-    let rotated = expect(&tenant, 200, Method::POST, &rotate, None, &[])
-        .await
-        .json();
+        .merge(
+            &name,
+            &json!({ "spec": { "secretRef": { "name": "mine", "key": "signing" } } }),
+        )
+        .await;
+    let rotated = tenant.act(200, &rotate).await.json();
     assert_eq!(
         stored(&tenant, "mine", "signing").await.as_deref(),
         rotated["data"]["secret"].as_str()
@@ -615,15 +586,14 @@ async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() 
     );
     assert_eq!(stored(&tenant, "mine", "other").await.as_deref(), Some("x"));
     // The webhook's own Secret is created again if it is missing.
-    let refer = Patch::Merge(json!({ "spec": { "secretRef": { "name": name, "key": "secret" } } }));
     webhooks(&tenant)
-        .patch(&name, &PatchParams::default(), &refer)
-        .await
-        .unwrap();
+        .merge(
+            &name,
+            &json!({ "spec": { "secretRef": { "name": name, "key": "secret" } } }),
+        )
+        .await;
     secrets.delete(&name, &DeleteParams::default()).await.unwrap();
-    let rotated = expect(&tenant, 200, Method::POST, &rotate, None, &[])
-        .await
-        .json();
+    let rotated = tenant.act(200, &rotate).await.json();
     assert_eq!(
         stored(&tenant, &name, "secret").await.as_deref(),
         rotated["data"]["secret"].as_str()
@@ -643,31 +613,28 @@ async fn active_enables_a_webhook_that_was_disabled() {
     }}});
     let operator = crate::support::as_operator(shared().await.plane).await;
     Api::<Webhook>::namespaced(operator, &tenant.namespace)
-        .patch_status(&name, &PatchParams::default(), &Patch::Merge(disabled))
-        .await
-        .unwrap();
+        .merge_status(&name, &disabled)
+        .await;
     let seen = eventually(
         "the watch to show it",
-        async || expect(&tenant, 200, Method::GET, &path, None, &[]).await.json()["data"].clone(),
+        async || tenant.get(&path).await.json()["data"].clone(),
         |data| data["active"] == false,
     )
     .await;
     assert_eq!(seen["disabled"]["reason"], "retries_exhausted");
     assert_eq!(seen["disabled"]["delivery_id"], "dlv_abcdefgh01234567");
     // The receiver can be tested before the webhook is enabled.
-    expect(&tenant, 202, Method::POST, &format!("{path}/test"), None, &[]).await;
+    tenant.act(202, &format!("{path}/test")).await;
 
     let on = json!({ "active": true });
-    let enabled = expect(&tenant, 200, Method::PATCH, &path, Some(&on), &[])
-        .await
-        .json();
+    let enabled = tenant.patch(200, &path, &on).await.json();
     assert_eq!(enabled["data"]["active"], true);
     assert!(enabled["data"].get("disabled").is_none());
     let spec = webhooks(&tenant).get(&name).await.unwrap().spec;
     let nonce = spec.enable_requested_at.unwrap();
     assert!(nonce.parse::<jiff::Timestamp>().is_ok(), "{nonce}");
     // An enabled webhook is not changed.
-    expect(&tenant, 200, Method::PATCH, &path, Some(&on), &[]).await;
+    tenant.patch(200, &path, &on).await;
     let spec = webhooks(&tenant).get(&name).await.unwrap().spec;
     assert_eq!(spec.enable_requested_at.as_deref(), Some(nonce.as_str()));
 }
@@ -698,7 +665,7 @@ async fn a_webhook_that_cannot_have_a_secret_is_not_left_behind() {
     assert_eq!(code(&refused), "conflict");
     assert!(!refused.text.contains("private"));
     assert!(webhooks(&tenant).get_opt(&name).await.unwrap().is_none());
-    let list = expect(&tenant, 200, Method::GET, PATH, None, &[]).await.json();
+    let list = tenant.get(PATH).await.json();
     assert_eq!(list["pagination"]["total"], 1);
     assert_eq!(stored(&tenant, &name, "secret").await.as_deref(), Some("private"));
 }
@@ -707,7 +674,7 @@ async fn a_webhook_that_cannot_have_a_secret_is_not_left_behind() {
 async fn a_webhook_shows_its_health_and_what_blocks_it() {
     let tenant = Tenant::new("hook-health").await;
     let webhook = create(&tenant).await;
-    let shown = expect(&tenant, 200, Method::GET, &url_of(&webhook), None, &[]).await;
+    let shown = tenant.get(&url_of(&webhook)).await;
     let shown = &shown.json()["data"];
     assert_eq!(
         (

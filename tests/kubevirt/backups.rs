@@ -5,7 +5,7 @@ use control_plane::Identity;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, DynamicObject, ListParams, PostParams},
 };
 use reqwest::{Method, StatusCode};
 use resources::{
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::installation::Case;
 use crate::support::{
-    self, eventually,
+    self, Change as _, eventually,
     kubevirt::{
         entry::{BACKED, BACKED_PREFIX, REGION},
         kinds,
@@ -133,11 +133,7 @@ impl Case {
         let backups =
             Api::<resources::Backup>::namespaced(support::as_operator(plane).await, &self.tenant.namespace);
         let (name, change) = (id.replace('_', "-"), json!({ "status": change }));
-        let params = PatchParams::default();
-        backups
-            .patch_status(&name, &params, &Patch::Merge(change))
-            .await
-            .unwrap();
+        backups.merge_status(&name, &change).await;
     }
 
     pub(super) async fn delete_backup(&self, id: &str) {
@@ -389,8 +385,8 @@ async fn row_47_a_backup_whose_data_is_lost_and_cut_anew_is_not_restored() {
     let content = format!("volumesnapshotcontent/{}", lost.name_any());
     let release = r#"--patch={"metadata":{"finalizers":null}}"#;
     let plane = &case.region.plane;
-    support::kubectl(plane, &["delete", &content, "--wait=false"], None).unwrap();
-    support::kubectl(plane, &["patch", &content, "--type=merge", release], None).unwrap();
+    support::kubectl(plane, &format!("delete {content} --wait=false"), None).unwrap();
+    support::kubectl(plane, &format!("patch {content} --type=merge {release}"), None).unwrap();
     let is_anew = async || {
         let is_another = case.content().await.is_some_and(|it| it.uid() != lost.uid());
         is_another && case.snapshot().await.data["status"]["readyToUse"] == true

@@ -827,8 +827,8 @@ async fn catalogue(region: &Region, plane: &OwnPlane) -> String {
         "spec": { "config": r#"{"cniVersion":"0.3.1","name":"public","type":"bridge","bridge":"br-public","ipam":{}}"# },
     });
     region.namespace("networks").await;
-    let apply = ["-n", "networks", "apply", "-f", "-"];
-    kubectl(&region.plane, &apply, Some(&attachment.to_string())).unwrap();
+    let apply = "-n networks apply -f -";
+    kubectl(&region.plane, apply, Some(&attachment.to_string())).unwrap();
     let with_networks = json!({ "privateNetworks": "kubeOvn" });
     let account = region_rights_with(region, "kills", PREFIX, &with_networks).await;
     let mut entry = entry(REGION, &account, "kills", PREFIX);

@@ -15,7 +15,7 @@ use tokio::sync::OnceCell;
 
 use super::installation::Case;
 use crate::support::{
-    Operator, OwnPlane, Tenant, eventually,
+    Change as _, Operator, OwnPlane, Tenant, eventually,
     kubevirt::{
         self, Region,
         entry::{NAMESPACE, entry, region_rights_with, write_catalogue},
@@ -251,11 +251,12 @@ async fn kube_ovn_makes_a_network_for_servers_of_one_account_and_all_of_it_goes_
         .delete(&network, &DeleteParams::default())
         .await
         .unwrap();
-    let touch = kube::api::Patch::Merge(json!({ "metadata": { "labels": { "test/touched": "1" } } }));
     networks
-        .patch(&network, &kube::api::PatchParams::default(), &touch)
-        .await
-        .unwrap();
+        .merge(
+            &network,
+            &json!({ "metadata": { "labels": { "test/touched": "1" } } }),
+        )
+        .await;
     let again = async || attachments.get_opt(&network).await.unwrap();
     eventually("the attachment to be made again", again, Option::is_some).await;
 

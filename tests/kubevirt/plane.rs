@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::support::{
-    PATIENCE, eventually,
+    Change as _, PATIENCE, eventually,
     kubevirt::{
         self, Region, kinds,
         puppet::{Boot, End, Import},
@@ -110,10 +110,7 @@ impl Case {
 
     async fn set_strategy(&self, strategy: &str) {
         let change = json!({"spec": {"runStrategy": strategy}});
-        self.vms
-            .patch(VM, &PatchParams::default(), &Patch::Merge(change))
-            .await
-            .unwrap();
+        self.vms.merge(VM, &change).await;
     }
 
     async fn stored_strategy(&self, strategy: &str) {

@@ -5,10 +5,7 @@ use std::{collections::BTreeMap, path::Path, process::Command};
 
 use control_plane::{Identity, audit::Request};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::{
-    Api, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams},
-};
+use kube::{Api, ResourceExt as _, api::DeleteParams};
 use reqwest::{Method, StatusCode};
 use resources::InstanceState::{Running, Stopped};
 use serde_json::{Value, json};
@@ -20,7 +17,7 @@ use super::{
 use crate::{
     console_access::{Console, ticket},
     support::{
-        Operator, OwnPlane, STELLAGE, Tenant, eventually, gateway_url,
+        Change as _, Operator, OwnPlane, STELLAGE, Tenant, eventually, gateway_url,
         helm::region_chart,
         kubectl,
         kubevirt::{
@@ -241,8 +238,9 @@ impl Everything {
         let client = case.region.plane.client(Identity::Admin).await.unwrap();
         let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), &case.namespace);
         let disk = case.disk().await.name_any();
-        let free = Patch::Merge(json!({ "metadata": { "ownerReferences": null } }));
-        claims.patch(&disk, &PatchParams::default(), &free).await.unwrap();
+        claims
+            .merge(&disk, &json!({ "metadata": { "ownerReferences": null } }))
+            .await;
         case.disks()
             .await
             .delete(&disk, &DeleteParams::background())
@@ -274,7 +272,7 @@ async fn prepare_platform(region: &Region) {
         "metadata": { "name": "debian-13", "namespace": IMAGES },
         "spec": { "source": { "pvc": { "namespace": IMAGES, "name": "debian-13" } } },
     });
-    kubectl(&region.plane, &["create", "-f", "-"], Some(&image.to_string())).unwrap();
+    kubectl(&region.plane, "create -f -", Some(&image.to_string())).unwrap();
 }
 
 /// The rights in the chart's file, by their place there.

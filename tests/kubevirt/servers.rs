@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, EvictParams, ListParams, PostParams},
 };
 use reqwest::{Method, StatusCode};
 use resources::InstanceState::{Error, Running, Stopped};
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::installation::Case;
 use crate::support::{
-    eventually,
+    Change as _, eventually,
     kubevirt::{
         entry::{PREFIX, REGION},
         puppet::{Boot, End, Import},
@@ -290,10 +290,7 @@ async fn a_server_that_is_stopped_outside_stays_off_and_one_that_is_deleted_outs
     let (case, id) = Case::running("kv-outside").await;
     let machines = case.machines().await;
     let halt = json!({ "spec": { "runStrategy": "Halted" } });
-    machines
-        .patch(&id, &PatchParams::default(), &Patch::Merge(halt))
-        .await
-        .unwrap();
+    machines.merge(&id, &halt).await;
     case.settles(&id, Stopped).await;
     let instance = case.tenant.instances().get(&id).await.unwrap();
     let ready = resources::conditions::find(&instance.status.unwrap().conditions, "Ready")
@@ -400,11 +397,7 @@ async fn trap_6_a_sealed_disk_whose_claim_is_deleted_is_missing_and_no_fresh_one
     case.act(&id, "stop", None, Stopped).await;
     let unseal = json!({ "metadata": { "annotations": { "cdi.kubevirt.io/storage.prePopulated": null } } });
     let disk = case.disk().await;
-    case.disks()
-        .await
-        .patch(&disk.name_any(), &PatchParams::default(), &Patch::Merge(unseal))
-        .await
-        .unwrap();
+    case.disks().await.merge(&disk.name_any(), &unseal).await;
     let before = uids().await;
     claims
         .delete(&disk.name_any(), &DeleteParams::default())
@@ -483,10 +476,7 @@ async fn an_object_of_the_servers_name_that_is_not_ours_is_never_touched() {
     let (case, id) = Case::running("kv-theirs").await;
     let machines = case.machines().await;
     let foreign = json!({ "metadata": { "labels": { "stellage.dev/instance-uid": "another" } } });
-    machines
-        .patch(&id, &PatchParams::default(), &Patch::Merge(foreign))
-        .await
-        .unwrap();
+    machines.merge(&id, &foreign).await;
     let before = machines.get(&id).await.unwrap().resource_version();
     let path = format!("/v1/instances/{id}/reboot");
     case.tenant.call(Method::POST, &path, None).await;

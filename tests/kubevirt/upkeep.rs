@@ -171,12 +171,7 @@ fn make_late(case: &Case, uid: &str) {
         "metadata": { "name": "late", "namespace": case.namespace, "labels": labels },
     });
     for object in [disk, secret] {
-        kubectl(
-            &case.region.plane,
-            &["create", "-f", "-"],
-            Some(&object.to_string()),
-        )
-        .unwrap();
+        kubectl(&case.region.plane, "create -f -", Some(&object.to_string())).unwrap();
     }
 }
 
@@ -283,7 +278,7 @@ async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() 
         "subjects": [{ "kind": "ServiceAccount", "namespace": NAMESPACE, "name": "stellage-region-doctor" }],
     });
     for object in [place, binding] {
-        kubectl(&region.plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
+        kubectl(&region.plane, "create -f -", Some(&object.to_string())).unwrap();
     }
     region
         .puppet

@@ -100,5 +100,5 @@ pub async fn install_region(plane: &ControlPlane, release: &str, namespace: &str
     let manifests = helm
         .template_of(&region_chart(), release, namespace, values)
         .unwrap();
-    kubectl(plane, &["apply", "--server-side", "-f", "-"], Some(&manifests)).unwrap();
+    kubectl(plane, "apply --server-side -f -", Some(&manifests)).unwrap();
 }

@@ -463,7 +463,7 @@ pub fn install(plane: &ControlPlane) {
     assert!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
     kubectl(
         plane,
-        &["apply", "--server-side", "--force-conflicts", "-f", "-"],
+        "apply --server-side --force-conflicts -f -",
         Some(&String::from_utf8(crds.stdout).unwrap()),
     )
     .unwrap();
@@ -475,12 +475,8 @@ pub fn install(plane: &ControlPlane) {
 /// Installs only the operator's namespace and RBAC.
 pub fn install_rights(plane: &ControlPlane) {
     let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rbac.yaml");
-    kubectl(
-        plane,
-        &["apply", "--server-side", "-f", &rbac.to_string_lossy()],
-        None,
-    )
-    .unwrap();
+    let apply = format!("apply --server-side -f {}", rbac.display());
+    kubectl(plane, &apply, None).unwrap();
 }
 
 /// Waits until Kubernetes counts webhooks against an account's quota.
@@ -505,20 +501,43 @@ pub async fn as_operator(plane: &ControlPlane) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// Waits until the API server serves all kinds that it has been given.
-pub fn wait_for_kinds(plane: &ControlPlane) {
-    let established = [
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=180s",
-    ];
-    kubectl(plane, &established, None).unwrap();
+/// Changes of objects, which must succeed.
+pub trait Change<K> {
+    async fn merge(&self, name: &str, change: &Value) -> K;
+    async fn merge_status(&self, name: &str, change: &Value) -> K;
 }
 
-/// Runs kubectl as the administrator; returns its stdout, or its stderr if it fails.
-pub fn kubectl(plane: &ControlPlane, arguments: &[&str], input: Option<&str>) -> Result<String, String> {
+impl<K: Clone + std::fmt::Debug + serde::de::DeserializeOwned> Change<K> for Api<K> {
+    async fn merge(&self, name: &str, change: &Value) -> K {
+        let patch = Patch::Merge(change);
+        self.patch(name, &PatchParams::default(), &patch).await.unwrap()
+    }
+
+    async fn merge_status(&self, name: &str, change: &Value) -> K {
+        let patch = Patch::Merge(change);
+        self.patch_status(name, &PatchParams::default(), &patch)
+            .await
+            .unwrap()
+    }
+}
+
+/// Waits until the API server serves all kinds that it has been given.
+pub fn wait_for_kinds(plane: &ControlPlane) {
+    let established = "wait --for=condition=Established crd --all --timeout=180s";
+    kubectl(plane, established, None).unwrap();
+}
+
+/// Runs kubectl as the administrator, with arguments that have no blanks in them; returns its stdout, or its stderr if it fails.
+pub fn kubectl(plane: &ControlPlane, line: &str, input: Option<&str>) -> Result<String, String> {
+    kubectl_words(plane, &line.split(' ').collect::<Vec<_>>(), input)
+}
+
+/// Like [`kubectl`], with any arguments.
+pub fn kubectl_words(
+    plane: &ControlPlane,
+    arguments: &[&str],
+    input: Option<&str>,
+) -> Result<String, String> {
     run(
         Command::new(plane.assets().kubectl())
             .args(arguments)
@@ -527,8 +546,13 @@ pub fn kubectl(plane: &ControlPlane, arguments: &[&str], input: Option<&str>) ->
     )
 }
 
-/// Runs the binary under test as the administrator.
-pub fn stellage(plane: &ControlPlane, arguments: &[&str]) -> Result<String, String> {
+/// Runs the binary under test as the administrator, with arguments that have no blanks in them.
+pub fn stellage(plane: &ControlPlane, line: &str) -> Result<String, String> {
+    stellage_words(plane, &line.split(' ').collect::<Vec<_>>())
+}
+
+/// Like [`stellage`], with any arguments.
+pub fn stellage_words(plane: &ControlPlane, arguments: &[&str]) -> Result<String, String> {
     run(
         Command::new(STELLAGE)
             .args(arguments)
@@ -1029,12 +1053,12 @@ pub fn new_key(plane: &ControlPlane, account: &str, scope: &str) -> String {
     let of_account = ["--account", account];
     let create = ["key", "create", "--scope", scope, "--name", &name];
     let create = [&create[..], &of_account, &["--output", "json"]].concat();
-    let printed = stellage(plane, &create).or_else(|error| {
+    let printed = stellage_words(plane, &create).or_else(|error| {
         // On a busy machine, it may have been created although the answer came too late.
         println!("creating a key: {error}");
         let revoke = ["key", "revoke", &name];
-        let _ = stellage(plane, &[&revoke[..], &of_account].concat());
-        stellage(plane, &create)
+        let _ = stellage_words(plane, &[&revoke[..], &of_account].concat());
+        stellage_words(plane, &create)
     });
     let key: Value = serde_json::from_str(&printed.unwrap()).unwrap();
     let key = key["key"].as_str().unwrap();

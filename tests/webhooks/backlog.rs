@@ -11,7 +11,7 @@ use std::{
 use control_plane::ControlPlane;
 use futures::future::join_all;
 use http::Method;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::ListParams;
 use resources::{Delivery, InstanceState, conditions, webhook::BACKLOG};
 use serde_json::json;
 
@@ -140,12 +140,7 @@ async fn churn(tenant: &Tenant, instances: usize, round: usize) {
     join_all((0..instances).map(|number| async move {
         let name = format!("web-{number}");
         let patch = json!({ "spec": { "powerState": power } });
-        let params = PatchParams::default();
-        tenant
-            .instances()
-            .patch(&name, &params, &Patch::Merge(&patch))
-            .await
-            .unwrap();
+        tenant.merge(&name, &patch).await;
         tenant.wait_for_state(&name, state).await;
     }))
     .await;

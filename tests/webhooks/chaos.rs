@@ -120,9 +120,9 @@ async fn whatever_the_api_server_does_everything_converges_every_event_arrives_a
                 tokio::time::sleep(CUT_FOR).await;
             }
             "refusing" => {
-                kubectl(&plane, &["apply", "--filename", "-"], Some(NO_SEATS)).unwrap();
+                kubectl(&plane, "apply --filename -", Some(NO_SEATS)).unwrap();
                 tokio::time::sleep(CUT_FOR / 2).await;
-                kubectl(&plane, &["delete", "--filename", "-"], Some(NO_SEATS)).unwrap();
+                kubectl(&plane, "delete --filename -", Some(NO_SEATS)).unwrap();
             }
             "out of reach" => {
                 network.set(Mode::Cut);

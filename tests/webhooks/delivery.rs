@@ -1,14 +1,14 @@
 //! From a transition to a receiver, and the records of the delivery.
 
 use http::Method;
-use kube::api::{DeleteParams, PatchParams};
+use kube::api::DeleteParams;
 use resources::{DeliveryPhase, InstanceState};
 use serde_json::json;
 use standardwebhooks::Webhook as Verifier;
 
 use super::{ALL, SECRET, all_in, body, types};
 use crate::support::{
-    Tenant, eventually,
+    Change as _, Tenant, eventually,
     receivers::{Answer, Received, Receiver},
 };
 
@@ -43,12 +43,8 @@ async fn every_transition_arrives_once_signed_and_with_the_bytes_that_were_recor
     tenant.wait_for_state("web", InstanceState::Running).await;
     receiver.wait_for(2).await;
     let stop = json!({ "spec": { "powerState": "Stopped" } });
-    let patch = kube::api::Patch::Merge(&stop);
     let instances = tenant.instances();
-    instances
-        .patch("web", &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+    instances.merge("web", &stop).await;
     receiver.wait_for(3).await;
     instances.delete("web", &DeleteParams::default()).await.unwrap();
     receiver.wait_for(4).await;

@@ -1,9 +1,8 @@
 //! A webhook whose retries are exhausted is disabled in its status, its account holder is notified once, and no event is lost.
 
 use control_plane::ControlPlane;
-use kube::api::PatchParams;
 use reqwest::Method;
-use resources::{DeliveryPhase, DisableReason, InstanceState, Webhook, conditions};
+use resources::{Delivery, DeliveryPhase, DisableReason, InstanceState, Webhook, conditions};
 use serde_json::{Value, json};
 
 use super::{all_in, phase_of, types};
@@ -97,34 +96,24 @@ async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_hol
         (ready.status.as_str(), ready.reason.as_str()),
         ("False", "Disabled")
     );
-    let shown = kubectl(plane, &["get", "webhooks", "-n", "hooks-ladder", "alarm"], None).unwrap();
+    let shown = kubectl(plane, "get webhooks -n hooks-ladder alarm", None).unwrap();
     assert!(shown.contains("RetriesExhausted"), "{shown}");
 
     // Events recorded in the meantime are held, and sent in order once the webhook is enabled; the exhausted one stays.
     let stop = json!({ "spec": { "powerState": "Stopped" } });
-    let merge = kube::api::Patch::Merge(&stop);
-    tenant
-        .instances()
-        .patch("web", &PatchParams::default(), &merge)
-        .await
-        .unwrap();
+    tenant.merge("web", &stop).await;
     tenant.wait_for_state("web", InstanceState::Stopped).await;
     let start = json!({ "spec": { "powerState": "Running" } });
-    let merge = kube::api::Patch::Merge(&start);
-    tenant
-        .instances()
-        .patch("web", &PatchParams::default(), &merge)
-        .await
-        .unwrap();
+    tenant.merge("web", &start).await;
     tenant.wait_for_state("web", InstanceState::Running).await;
-    tenant
+    let is_held = |delivery: &&Delivery| phase_of(delivery) == Some(DeliveryPhase::Held);
+    let all = tenant
         .wait_for_deliveries("alarm", "two held ones", |all| {
-            all.iter()
-                .filter(|delivery| phase_of(delivery) == Some(DeliveryPhase::Held))
-                .count()
-                == 2
+            all.iter().filter(is_held).count() == 2
         })
         .await;
+    let held = all.iter().filter(is_held);
+    let held: Vec<String> = held.map(|delivery| delivery.spec.body.clone()).collect();
     assert_eq!(receiver.count(), 6, "sent although disabled");
     let counted = |shown: &Value| shown["held"] == 2;
     let shown = eventually(
@@ -147,6 +136,10 @@ async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_hol
         .await;
     let got = receiver.wait_for(8).await;
     assert_eq!(types(&got[6..]), ["instance.stopped", "instance.started"]);
+    assert_eq!(
+        [&got[6].body, &got[7].body],
+        [held[0].as_bytes(), held[1].as_bytes()]
+    );
     let is_well = |shown: &Value| {
         shown["health"] == "healthy" && shown["held"] == 0 && shown["last_success_at"].is_string()
     };
@@ -170,14 +163,7 @@ async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_hol
     let name = exhausted[0].metadata.name.clone().unwrap();
     kubectl(
         plane,
-        &[
-            "label",
-            "delivery",
-            "-n",
-            "hooks-ladder",
-            &name,
-            "stellage.dev/finished-",
-        ],
+        &format!("label delivery -n hooks-ladder {name} stellage.dev/finished-"),
         None,
     )
     .unwrap();

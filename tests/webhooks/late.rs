@@ -3,13 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::DeleteParams;
 use resources::{DeliveryPhase, InstanceState};
 use serde_json::json;
 
 use super::{ALL, all_in, body, proxy::Proxy};
 use crate::support::{
-    Operator, Tenant, eventually, own_plane, receiver_arguments,
+    Change as _, Operator, Tenant, eventually, own_plane, receiver_arguments,
     receivers::{Answer, Received, Receiver},
 };
 
@@ -72,10 +72,7 @@ async fn a_webhook_acknowledged_just_before_the_operation_gets_its_event_though_
         )
         .await;
     let stop = json!({ "spec": { "powerState": "Stopped" } });
-    instances
-        .patch("old", &PatchParams::default(), &Patch::Merge(&stop))
-        .await
-        .unwrap();
+    instances.merge("old", &stop).await;
     // A deletion just after.
     tenant.webhook("deleted", &deleted.url("/"), &ALL).await;
     instances

@@ -8,7 +8,6 @@ mod disablement;
 mod fairness;
 mod farewell;
 mod full;
-mod ladder;
 mod late;
 mod ledger;
 mod mails;
@@ -29,7 +28,7 @@ use kube::{
 use resources::{Delivery, DeliveryPhase, EventLog, Webhook};
 use serde_json::{Value, json};
 
-use crate::support::{Tenant, eventually, receivers::Received, remember_secret};
+use crate::support::{Change as _, Tenant, eventually, receivers::Received, remember_secret};
 
 /// The signing secret of the tests' webhooks.
 pub const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -93,10 +92,7 @@ impl Tenant {
     /// Changes the spec of a webhook.
     pub async fn change_webhook(&self, name: &str, spec: Value) -> Webhook {
         let patch = json!({ "spec": spec });
-        self.webhooks()
-            .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await
-            .unwrap()
+        self.webhooks().merge(name, &patch).await
     }
 
     /// Waits until a webhook satisfies a condition.

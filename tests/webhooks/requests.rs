@@ -44,16 +44,8 @@ async fn ask(tenant: &Tenant, webhook: &Webhook, rest: &str) -> Value {
 fn annotate(plane: &ControlPlane, namespace: &str, delivery: &Delivery, nonce: &str) {
     let name = delivery.metadata.name.as_deref().unwrap();
     let annotation = format!("stellage.dev/attempt-requested-at={nonce}");
-    let arguments = [
-        "annotate",
-        "delivery",
-        "-n",
-        namespace,
-        name,
-        "--overwrite",
-        &annotation,
-    ];
-    kubectl(plane, &arguments, None).unwrap();
+    let annotate = format!("annotate delivery -n {namespace} {name} --overwrite {annotation}");
+    kubectl(plane, &annotate, None).unwrap();
 }
 
 fn attempts(delivery: &Delivery) -> i32 {

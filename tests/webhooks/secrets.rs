@@ -8,14 +8,14 @@ use std::sync::{
 use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use resources::{DeliveryPhase, InstanceState, Webhook, conditions};
 use serde_json::json;
 use standardwebhooks::Webhook as Verifier;
 
 use super::{SECRET, all_in, phase_of};
 use crate::support::{
-    Tenant, eventually,
+    Change as _, Tenant, eventually,
     receivers::{Answer, Receiver},
 };
 
@@ -25,11 +25,7 @@ const OTHER: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
 async fn power(tenant: &Tenant, state: &str) {
     let patch = json!({ "spec": { "powerState": state } });
-    tenant
-        .instances()
-        .patch("web", &PatchParams::default(), &Patch::Merge(&patch))
-        .await
-        .unwrap();
+    tenant.merge("web", &patch).await;
 }
 
 #[tokio::test]
@@ -288,10 +284,7 @@ async fn a_secret_changed_with_kubectl_signs_within_ten_seconds_and_in_an_overla
     let rotated = json!({ "stringData": {
         "secret": OTHER, "previous-secret": SECRET, "previous-expires-at": "2099-01-01T00:00:00Z",
     }});
-    secrets
-        .patch("hook", &PatchParams::default(), &Patch::Merge(&rotated))
-        .await
-        .unwrap();
+    secrets.merge("hook", &rotated).await;
     let changed_at = Timestamp::now().as_second();
     let mut next = "Stopped";
     let verifies = |request: &crate::support::receivers::Received, secret: &str| {

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use control_plane::{ControlPlane, Identity, audit::Request};
-use kube::api::{Patch, PatchParams};
 use resources::{Attempt, Delivery, InstanceState};
 use serde_json::json;
 
@@ -67,12 +66,7 @@ async fn churn(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) -> (V
             for number in 0..INSTANCES {
                 let patch = json!({ "spec": { "powerState": power } });
                 let name = format!("web-{number}");
-                let params = PatchParams::default();
-                tenant
-                    .instances()
-                    .patch(&name, &params, &Patch::Merge(&patch))
-                    .await
-                    .unwrap();
+                tenant.merge(&name, &patch).await;
             }
             for number in 0..INSTANCES {
                 tenant.wait_for_state(&format!("web-{number}"), state).await;

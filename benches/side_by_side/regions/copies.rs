@@ -345,12 +345,12 @@ pub async fn exchange(
 /// Removes KubeVirt's webhooks, and returns them.
 async fn take_admission_away(stage: &Stage, tenant: &Tenant, original: &Original) -> Result<String> {
     let plane = &stage.region.plane;
-    let list = kubectl(plane, &["get", WEBHOOKS, "-o", "json"], None)?;
+    let list = kubectl(plane, &format!("get {WEBHOOKS} -o json"), None)?;
     let mut list: Value = serde_json::from_str(&list)?;
     for item in list["items"].as_array_mut().into_iter().flatten() {
         *item = new(item);
     }
-    kubectl(plane, &["delete", WEBHOOKS, "--all"], None)?;
+    kubectl(plane, &format!("delete {WEBHOOKS} --all"), None)?;
     until_admission(stage, tenant, original, false).await?;
     Ok(list.to_string())
 }
@@ -361,7 +361,7 @@ async fn give_admission_back(
     original: &Original,
     webhooks: &str,
 ) -> Result<()> {
-    kubectl(&stage.region.plane, &["create", "-f", "-"], Some(webhooks))?;
+    kubectl(&stage.region.plane, "create -f -", Some(webhooks))?;
     until_admission(stage, tenant, original, true).await
 }
 

@@ -1,6 +1,5 @@
 //! What to build: programs of pinned Go modules, whose `go.mod` and `go.sum` are compiled in, and the linker flags.
 
-use crate::random::digits;
 use sha2::{Digest as _, Sha256};
 use std::env::consts::{ARCH, OS};
 
@@ -260,7 +259,7 @@ impl Bundle {
             ]
             .join("\n"),
         );
-        digits(&digest[..6])
+        hex::encode(&digest[..6])
     }
 }
 

@@ -83,7 +83,8 @@ pub struct CreateBackup {
     Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, ToSchema, strum::AsRefStr, strum::Display,
 )]
 #[schema(
-    description = "`running`: it is being made, or waits until the instance is running or stopped. `completed`: it can be restored. `failed`: see `error`."
+    description = "`running`: it is being made, or waits until the instance is running or stopped. `completed`: it can be restored. `failed`: see `error`.",
+    example = "completed"
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]

@@ -13,13 +13,13 @@ pub struct PlanOffer {
     /// Identifier of the plan, as used in requests.
     pub id: Plan,
     /// Virtual CPUs.
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, example = 1)]
     pub vcpu: i32,
     /// Memory in GB.
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, example = 2)]
     pub memory: i32,
     /// Disk in GB.
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, example = 40)]
     pub disk_size: i32,
     /// Price per month.
     pub price_monthly: Money,
@@ -42,10 +42,13 @@ pub struct RegionOffer {
     /// Whether its servers are simulated. They cost nothing but memory, and nobody can log in to them.
     pub simulated: bool,
     /// Whether its instances can be backed up.
+    #[schema(example = true)]
     pub backups: bool,
     /// Whether its instances can be attached to private networks.
+    #[schema(example = true)]
     pub private_networks: bool,
     /// The consoles of its instances that can be opened.
+    #[schema(example = json!(["serial", "vnc"]))]
     pub consoles: Vec<ConsoleType>,
 }
 

@@ -115,7 +115,7 @@ pub struct DeliveryAttempt {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 pub struct Retry {
     /// Number of deliveries to send; `message` says when.
-    #[schema(minimum = 0)]
+    #[schema(minimum = 0, example = 3)]
     pub retried: usize,
 }
 

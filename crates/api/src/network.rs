@@ -21,6 +21,7 @@ pub struct PrivateNetwork {
     #[schema(required, example = "10.128.4.0/24")]
     pub prefix: Option<String>,
     /// Whether instances can be attached.
+    #[schema(example = true)]
     pub ready: bool,
     /// Why they cannot. Present only while `ready` is `false`.
     #[serde(skip_serializing_if = "Option::is_none")]

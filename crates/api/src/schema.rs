@@ -48,6 +48,7 @@ pub fn shared() -> Value {
         },
         "InstanceStatus": {
             "type": "string", "enum": states.collect::<Vec<_>>(), "description": "Status of an instance in its lifecycle.",
+            "examples": ["running"],
         },
         "DeliveryStatus": DeliveryStatus::schema(),
         "KeyScope": {

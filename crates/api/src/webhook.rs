@@ -26,6 +26,7 @@ pub struct Webhook {
     #[schema(required, max_length = 255, example = "orders")]
     pub description: Option<String>,
     /// Whether events are sent. `false` if the webhook is switched off or disabled.
+    #[schema(example = true)]
     pub active: bool,
     /// Health of the deliveries.
     #[schema(schema_with = WebhookHealth::schema)]
@@ -111,6 +112,7 @@ pub struct WebhookWithSecret {
     #[schema(required, example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=")]
     pub secret: Option<String>,
     /// Whether events are sent.
+    #[schema(example = true)]
     pub active: bool,
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
@@ -125,7 +127,7 @@ pub struct WebhookWithSecret {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 pub struct Recovery {
     /// Number of deliveries to send again; `message` says when.
-    #[schema(minimum = 0)]
+    #[schema(minimum = 0, example = 3)]
     pub recovered: usize,
 }
 

@@ -236,7 +236,14 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
             api.create(&PostParams::default(), &Account::new(&args.name, spec)),
         )
         .await
-        .map_err(|failure| failure.or(409, || CliError::AccountExists(args.name.clone())))?;
+        .map_err(|failure| {
+            failure.or(409, || {
+                CliError::Plain(format!(
+                    "account {0} already exists\n`kubectl describe account {0}` shows it; `kubectl edit account {0}` changes it; or choose another name.",
+                    args.name
+                ))
+            })
+        })?;
     output::note(&format!("account {} created", args.name));
     if args.no_wait {
         return show(&account, args.output);

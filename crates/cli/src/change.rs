@@ -40,5 +40,8 @@ pub(super) async fn change<K: Named>(
             changed => return Ok(changed?),
         }
     }
-    Err(CliError::Contended(format!("{} {name}", objects::word::<K>())))
+    Err(CliError::Plain(format!(
+        "{} {name} keeps being changed by others; try again",
+        objects::word::<K>()
+    )))
 }

@@ -53,7 +53,9 @@ impl Cluster {
                     .source()
                     .map_or_else(|| error.to_string(), ToString::to_string),
             ),
-            error => CliError::Chosen(error.to_string()),
+            error => CliError::Plain(format!(
+                "no usable kubeconfig: {error}\n`kubectl config get-contexts` lists the contexts; --kubeconfig takes another file."
+            )),
         })?;
         let (mut config, context) = (chosen.config, chosen.context);
         change(&mut config);

@@ -20,7 +20,7 @@ pub(super) fn builder(url: &Url) -> Result<ClientBuilder, CliError> {
     };
     let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| CliError::Certificates(error.to_string()))?
+        .map_err(|error| without_roots(&error.to_string()))?
         .with_root_certificates(roots)
         .with_no_client_auth();
     Ok(Client::builder().tls_backend_preconfigured(tls))
@@ -33,7 +33,18 @@ pub(super) fn client(url: &Url) -> Result<Client, CliError> {
         .connect_timeout(CONNECTED_WITHIN)
         .http1_only()
         .build();
-    built.map_err(|error| CliError::HttpClient(innermost(&error)))
+    built.map_err(|error| refused(&error))
+}
+
+/// Why there is no client.
+pub(super) fn refused(error: &reqwest::Error) -> CliError {
+    CliError::Plain(format!("cannot set up the HTTP client: {}", innermost(error)))
+}
+
+fn without_roots(why: &str) -> CliError {
+    CliError::Plain(format!(
+        "cannot load the root certificates of this machine: {why}\nInstall them (Debian: apt-get install ca-certificates), or set SSL_CERT_FILE to a PEM file."
+    ))
 }
 
 /// The system's root certificates, or those in `SSL_CERT_FILE`.
@@ -43,11 +54,11 @@ fn system_roots() -> Result<RootCertStore, CliError> {
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         let errors: Vec<String> = found.errors.iter().map(ToString::to_string).collect();
-        return Err(CliError::Certificates(if errors.is_empty() {
-            "there are none".to_owned()
+        return Err(if errors.is_empty() {
+            without_roots("there are none")
         } else {
-            errors.join("; ")
-        }));
+            without_roots(&errors.join("; "))
+        });
     }
     Ok(roots)
 }

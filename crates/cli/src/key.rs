@@ -166,9 +166,12 @@ pub(super) async fn store(cluster: &Cluster, account: &Account, key: &ApiKey) ->
     let doing = format!("create a key of account {}", account.name_any());
     let created = cluster.call(&doing, create).await;
     created.map(drop).map_err(|failure| {
-        failure.or(409, || CliError::KeyExists {
-            account: account.name_any(),
-            name: key.name_any(),
+        let (account, name) = (account.name_any(), key.name_any());
+        failure.or(409, || {
+            CliError::Plain(format!(
+                "account {account} already has a key {name}\nChoose another --name, or leave it out for a random one. A key is shown only once; to replace this one, first revoke it: {} key revoke {name} --account {account}",
+                program()
+            ))
         })
     })
 }
@@ -201,10 +204,12 @@ async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {
         };
         let account = args.account;
         return Err(match keys.iter().find(is_meant) {
-            Some(key) => CliError::OtherKeyName {
-                account,
-                name: key.name_any(),
-            },
+            Some(key) => {
+                let name = key.name_any();
+                CliError::Plain(format!(
+                    "that is not the name of a key, but belongs to {name}: `stellage key revoke {name} --account {account}`"
+                ))
+            }
             None => CliError::NoKey {
                 account,
                 // Not the key itself, which nobody should see.

@@ -148,11 +148,6 @@ pub enum CliError {
         "no usable kubeconfig: {0}\nSet KUBECONFIG to the kubeconfig of a cluster administrator, or put it at ~/.kube/config."
     )]
     Kubeconfig(String),
-    /// What `--context` or `--kubeconfig` names cannot be used.
-    #[error(
-        "no usable kubeconfig: {0}\n`kubectl config get-contexts` lists the contexts; --kubeconfig takes another file."
-    )]
-    Chosen(String),
     /// The API server cannot be reached.
     #[error(
         "cannot reach the API server at {url}: {reason}\nIs the cluster running, and does `kubectl version` reach it with the same kubeconfig?"
@@ -193,11 +188,6 @@ pub enum CliError {
         stellage = program()
     )]
     NoAccount(String),
-    /// There is an account of that name.
-    #[error(
-        "account {0} already exists\n`kubectl describe account {0}` shows it; `kubectl edit account {0}` changes it; or choose another name."
-    )]
-    AccountExists(String),
     /// The account is not ready, and why.
     #[error("account {name} {what}")]
     NotReady {
@@ -216,25 +206,6 @@ pub enum CliError {
         name: String,
         /// The account's namespace.
         namespace: String,
-    },
-    /// The name of a key is another than what was given: what it is for, or the key itself.
-    #[error(
-        "that is not the name of a key, but belongs to {name}: `stellage key revoke {name} --account {account}`"
-    )]
-    OtherKeyName {
-        account: String,
-        /// The key's name.
-        name: String,
-    },
-    /// There is a key of that name.
-    #[error(
-        "account {account} already has a key {name}\nChoose another --name, or leave it out for a random one. A key is shown only once; to replace this one, first revoke it: {stellage} key revoke {name} --account {account}",
-        stellage = program()
-    )]
-    KeyExists {
-        account: String,
-        /// The key's name.
-        name: String,
     },
     /// There is no such object.
     #[error(
@@ -264,9 +235,6 @@ pub enum CliError {
         /// What to do.
         fix: String,
     },
-    /// Others keep changing the object.
-    #[error("{0} keeps being changed by others; try again")]
-    Contended(String),
     /// The operation waited for has failed.
     #[error("{what} {why}\n`{look}` shows details.")]
     Failed {
@@ -299,14 +267,6 @@ pub enum CliError {
         /// The command that shows it.
         look: String,
     },
-    /// There are no root certificates to check a receiver's certificate with.
-    #[error(
-        "cannot load the root certificates of this machine: {0}\nInstall them (Debian: apt-get install ca-certificates), or set SSL_CERT_FILE to a PEM file."
-    )]
-    Certificates(String),
-    /// The HTTP client cannot be set up.
-    #[error("cannot set up the HTTP client: {0}")]
-    HttpClient(String),
     /// A file that a flag names cannot be read.
     #[error("{flag}: cannot read {path}: {source}", path = path.display())]
     Unreadable {
@@ -331,24 +291,6 @@ pub enum CliError {
         /// Why.
         source: std::io::Error,
     },
-    /// There are no Instances, so every server of the region would be deleted.
-    #[error(
-        "this cluster has no Instances, so all {servers} servers of the region would be deleted\nIs it the one where Stellage runs? --kubeconfig and --context choose another. If all instances are really gone, delete the namespaces of the servers with kubectl."
-    )]
-    NoInstances {
-        /// The servers in the region.
-        servers: usize,
-    },
-    /// So many servers of a region belong to no Instance that they are hardly left over.
-    #[error(
-        "servers in the region: {servers}, of which {orphans} have no Instance in this cluster; nothing is deleted\nIs it the one where Stellage runs? --kubeconfig and --context choose another. If instances were lost, restore them: they find their servers again. If all these servers are really left over, add --force."
-    )]
-    ManyOrphans {
-        /// The servers without an Instance.
-        orphans: usize,
-        /// The servers in the region.
-        servers: usize,
-    },
     /// Ctrl-C while `doctor` tests a region.
     #[error("the test was interrupted; {left}")]
     TestInterrupted {
@@ -371,9 +313,9 @@ pub enum CliError {
         /// All checks.
         of: usize,
     },
-    /// An installation cannot be exported or imported as it is now.
+    /// What its message says.
     #[error("{0}")]
-    Transfer(String),
+    Plain(String),
     /// The output cannot be serialized.
     #[error("cannot serialize the output: {0}")]
     Render(String),

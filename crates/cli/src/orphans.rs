@@ -119,8 +119,10 @@ pub(super) async fn run(args: OrphansArgs, which: &ClusterArgs) -> Result<(), Cl
         return Ok(());
     }
     if uids.is_empty() {
-        let servers = found.len();
-        return Err(CliError::NoInstances { servers });
+        return Err(CliError::Plain(format!(
+            "this cluster has no Instances, so all {} servers of the region would be deleted\nIs it the one where Stellage runs? --kubeconfig and --context choose another. If all instances are really gone, delete the namespaces of the servers with kubectl.",
+            found.len()
+        )));
     }
     let uid = |server: &PartialObjectMeta<DynamicObject>| server.labels().get(INSTANCE_UID).cloned();
     let kept = found
@@ -134,10 +136,9 @@ pub(super) async fn run(args: OrphansArgs, which: &ClusterArgs) -> Result<(), Cl
         .count();
     let servers = lost + kept;
     if !args.force && are_many(lost, servers) {
-        return Err(CliError::ManyOrphans {
-            orphans: lost,
-            servers,
-        });
+        return Err(CliError::Plain(format!(
+            "servers in the region: {servers}, of which {lost} have no Instance in this cluster; nothing is deleted\nIs it the one where Stellage runs? --kubeconfig and --context choose another. If instances were lost, restore them: they find their servers again. If all these servers are really left over, add --force."
+        )));
     }
     let now = Timestamp::now();
     let (due, young): (Vec<_>, Vec<_>) = orphans
@@ -311,13 +312,10 @@ async fn delete(cluster: &Cluster, orphan: &Orphan) -> Result<(), CliError> {
 }
 
 async fn delete_server(cluster: &Cluster, orphan: &Orphan) -> Result<(), CliError> {
-    let alone = DeleteParams {
-        preconditions: Some(Preconditions {
-            uid: orphan.uid.clone(),
-            resource_version: None,
-        }),
-        ..DeleteParams::background()
-    };
+    let alone = DeleteParams::background().preconditions(Preconditions {
+        uid: orphan.uid.clone(),
+        resource_version: None,
+    });
     let server = servers(cluster, Some(&orphan.namespace));
     let deleted = cluster
         .call("delete the server", server.delete(&orphan.name, &alone))

@@ -22,7 +22,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Resource, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
+    api::{DeleteParams, ListParams, Patch, PatchParams},
     core::{ApiResource, DynamicObject},
 };
 use serde::de::DeserializeOwned;
@@ -41,7 +41,12 @@ use resources::{
     ACCOUNT_LABEL, Backup, GROUP, Instance, Invoice, PrivateNetwork,
     account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION},
 };
-use runtime::{client::Pages, installation_backup, kubeconfig::ClusterArgs, lease::LEASE_NAME};
+use runtime::{
+    client::{Pages, only},
+    installation_backup,
+    kubeconfig::ClusterArgs,
+    lease::LEASE_NAME,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -226,7 +231,7 @@ impl Uninstall<'_> {
     }
 
     fn runs(&self, lease: &Leadership<'_>) -> CliError {
-        CliError::Transfer(format!(
+        CliError::Plain(format!(
             "the operator runs: {} holds the Lease, and would act on what is removed\nStop it: kubectl scale deployment --all --replicas=0 -n {}",
             lease.holder().unwrap_or("somebody"),
             self.args.operator_namespace
@@ -264,7 +269,7 @@ impl Uninstall<'_> {
     /// Refuses to leave servers behind, or to lose invoices, unless that is wanted.
     fn check(&self, kinds: &[Kind]) -> Result<(), CliError> {
         match left_behind(kinds) {
-            Some(problem) if !self.args.force => Err(CliError::Transfer(problem)),
+            Some(problem) if !self.args.force => Err(CliError::Plain(problem)),
             _ => Ok(()),
         }
     }
@@ -275,7 +280,7 @@ impl Uninstall<'_> {
             return Ok(());
         }
         if !io::stdin().is_terminal() {
-            return Err(CliError::Transfer(
+            return Err(CliError::Plain(
                 "nothing is removed: this is no terminal to ask on; add --yes".to_owned(),
             ));
         }
@@ -285,7 +290,7 @@ impl Uninstall<'_> {
         if read.is_ok() && typed.trim() == word {
             return Ok(());
         }
-        Err(CliError::Transfer("nothing is removed".to_owned()))
+        Err(CliError::Plain("nothing is removed".to_owned()))
     }
 
     /// Stops the operator and the backups, and waits until no pod is left that could act.
@@ -374,13 +379,7 @@ impl Uninstall<'_> {
                 Err(failure) if failure.is(404) => return Ok(()),
                 left => left?,
             };
-            let params = DeleteParams {
-                preconditions: Some(Preconditions {
-                    resource_version: left.metadata.resource_version,
-                    uid: left.metadata.uid,
-                }),
-                ..DeleteParams::background()
-            };
+            let params = only(left.metadata.uid, left.metadata.resource_version);
             match self.cluster.call(&doing, api.delete(name, &params)).await {
                 Err(failure) if failure.is(404) => Ok(()),
                 deleted => deleted.map(drop),
@@ -559,7 +558,7 @@ impl Uninstall<'_> {
         let end = Instant::now() + PATIENCE;
         while !is_so().await? {
             if Instant::now() > end {
-                return Err(CliError::Transfer(format!(
+                return Err(CliError::Plain(format!(
                     "waited in vain for {what}; what is done is done: run it again to go on"
                 )));
             }

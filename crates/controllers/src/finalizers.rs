@@ -50,10 +50,7 @@ where
         "metadata": { "finalizers": finalizers, "resourceVersion": metadata.resource_version, "uid": metadata.uid },
     });
     origin::add_to(&mut patch, metadata);
-    let params = PatchParams {
-        field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-        ..PatchParams::default()
-    };
+    let params = PatchParams::apply(CONTROLLER_MANAGER);
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
     let name = metadata.name.as_deref().unwrap_or_default();

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-/// A queue in which accounts take turns; used for webhooks, for writes, and for calls of the REST API.
+/// A queue in which accounts take turns; used for webhooks and for writes.
 #[derive(Debug)]
 pub struct FairQueue<T = Arc<str>> {
     accounts: VecDeque<Arc<str>>,

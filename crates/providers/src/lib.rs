@@ -123,17 +123,9 @@ pub trait Provider: Send + Sync + 'static {
         async { Ok(Progress::Done) }
     }
 
-    /// Begins the backup of an instance's disk as it is now, or finds the one that has already begun: a backup is named
-    /// by the Backup's UID. What happens to the server later does not change it. The caller sets a timeout.
+    /// Begins the backup of an instance's disk as it is now, or finds the one that has already begun, and says how far it is: a backup
+    /// is named by the Backup's UID. What happens to the server later does not change it. The caller sets a timeout.
     fn create_backup(
-        &self,
-        backup: &Backup,
-        instance: &Instance,
-        now: Timestamp,
-    ) -> impl Future<Output = Result<BackupObservation, ProviderError>> + Send;
-
-    /// The state of a backup of this instance. The caller sets a timeout.
-    fn backup_state(
         &self,
         backup: &Backup,
         instance: &Instance,

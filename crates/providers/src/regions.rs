@@ -409,20 +409,7 @@ impl Provider for Regions {
     ) -> Result<BackupObservation, ProviderError> {
         match self.of(instance) {
             Place::Simulated => self.simulator.create_backup(backup, instance, now).await,
-            Place::In(cluster) => cluster.backup(backup, instance, true, now).await,
-            Place::OutOfReach => Err(self.clusters.unreachable(&instance.spec.region)),
-        }
-    }
-
-    async fn backup_state(
-        &self,
-        backup: &Backup,
-        instance: &Instance,
-        now: Timestamp,
-    ) -> Result<BackupObservation, ProviderError> {
-        match self.of(instance) {
-            Place::Simulated => self.simulator.backup_state(backup, instance, now).await,
-            Place::In(cluster) => cluster.backup(backup, instance, false, now).await,
+            Place::In(cluster) => cluster.backup(backup, instance, now).await,
             Place::OutOfReach => Err(self.clusters.unreachable(&instance.spec.region)),
         }
     }

@@ -256,7 +256,7 @@ impl Simulator {
             recheck_after,
         };
         let Some((begun, source)) = status.and_then(|s| s.started_at.zip(s.source.as_ref())) else {
-            return seen(BackupProgress::Unknown, None);
+            return seen(BackupProgress::Busy, None);
         };
         if self.faults.of(instance) == Some("backup") {
             let progress = BackupProgress::Failed {
@@ -338,15 +338,6 @@ impl Provider for Simulator {
     }
 
     async fn create_backup(
-        &self,
-        backup: &Backup,
-        instance: &Instance,
-        now: Timestamp,
-    ) -> Result<BackupObservation, ProviderError> {
-        self.backup_state(backup, instance, now).await
-    }
-
-    async fn backup_state(
         &self,
         backup: &Backup,
         instance: &Instance,
@@ -663,7 +654,7 @@ mod tests {
         let seen = |backup: &Backup, instance: &Instance, second| {
             simulator.show_backup(backup, instance, at(second))
         };
-        assert_eq!(seen(&backup, &instance, 0).progress, BackupProgress::Unknown);
+        assert_eq!(seen(&backup, &instance, 0).progress, BackupProgress::Busy);
         backup.status = Some(resources::BackupStatus {
             started_at: Some(at(0)),
             source: Some(resources::BackupSource::of(&instance)),

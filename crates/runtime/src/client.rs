@@ -19,7 +19,7 @@ use hyper_util::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
     Api, Client, Config, Resource,
-    api::{ListParams, ObjectList, ObjectMeta, PartialObjectMeta, PostParams},
+    api::{DeleteParams, ListParams, ObjectList, ObjectMeta, PartialObjectMeta, PostParams, Preconditions},
     client::{Body, ClientBuilder, ConfigExt as _, RustlsTlsError, retry::RetryPolicy},
     core::{NamespaceResourceScope, Status},
 };
@@ -221,6 +221,22 @@ pub async fn bounded<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T
     }
 }
 
+/// Parameters of a creation or replacement by this field manager.
+pub fn written_by(manager: &str) -> PostParams {
+    PostParams {
+        field_manager: Some(manager.to_owned()),
+        ..PostParams::default()
+    }
+}
+
+/// Deletes only the object with this UID, and only at this version if one is given.
+pub fn only(uid: Option<String>, version: Option<String>) -> DeleteParams {
+    DeleteParams::default().preconditions(Preconditions {
+        uid,
+        resource_version: version,
+    })
+}
+
 /// Creates an object. The API server answers with its metadata alone: the caller has the rest, and encoding it would cost more.
 pub async fn create<K>(client: &Client, object: &K, params: &PostParams) -> kube::Result<ObjectMeta>
 where
@@ -249,11 +265,7 @@ where
     };
     let body = serde_json::to_vec(&update).map_err(kube::Error::SerdeError)?;
     let name = object.meta().name.as_deref().unwrap_or_default();
-    let params = PostParams {
-        field_manager: Some(field_manager.to_owned()),
-        ..PostParams::default()
-    };
-    let request = requests(object).replace_subresource("status", name, &params, body);
+    let request = requests(object).replace_subresource("status", name, &written_by(field_manager), body);
     answered_with_metadata(client, request).await
 }
 

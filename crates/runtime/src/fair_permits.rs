@@ -1,126 +1,58 @@
 //! A semaphore in which accounts take turns.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    fmt,
-    sync::Arc,
-};
+use std::{fmt, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use domain::FairQueue;
+use super::work_queue::{SlotKey, Slots};
 
 /// A number of permits that are given to accounts round-robin. One account gets only so many at a time.
 pub struct FairPermits {
-    per_account: usize,
-    state: Mutex<State>,
+    slots: Mutex<Slots<oneshot::Sender<Permit>>>,
 }
 
 /// A permit, given back when dropped.
 pub struct Permit {
-    account: Arc<str>,
+    slot: SlotKey,
     /// `None` once it has been given back.
     permits: Option<Arc<FairPermits>>,
-}
-
-struct State {
-    free: usize,
-    /// Permits of each account, including those that it waits for in `queue`: at most `per_account`.
-    taken: HashMap<Arc<str>, usize>,
-    /// Requests that wait for a free permit.
-    queue: FairQueue<Waiting>,
-    /// Requests that wait for another permit of the same account.
-    behind: HashMap<Arc<str>, VecDeque<Waiting>>,
-}
-
-struct Waiting {
-    account: Arc<str>,
-    answer: oneshot::Sender<Permit>,
 }
 
 impl FairPermits {
     /// This number of permits, of which one account gets at most `per_account` at a time.
     pub fn new(permits: usize, per_account: usize) -> Arc<Self> {
         Arc::new(Self {
-            per_account: per_account.max(1),
-            state: Mutex::new(State {
-                free: permits.max(1),
-                taken: HashMap::new(),
-                queue: FairQueue::default(),
-                behind: HashMap::new(),
-            }),
+            slots: Mutex::new(Slots::new(permits, per_account, usize::MAX)),
         })
     }
 
     /// Waits for a permit; hold it for as long as it is needed. A caller that stops waiting loses its place.
     pub async fn acquire(self: &Arc<Self>, account: &str) -> Permit {
-        let (account, (answer, permit)) = (Arc::<str>::from(account), oneshot::channel());
+        let (answer, permit) = oneshot::channel();
+        let slot = SlotKey {
+            account: account.into(),
+            region: None,
+        };
         {
-            let mut state = self.state.lock();
-            let waiting = Waiting {
-                account: account.clone(),
-                answer,
-            };
-            let taken = state.taken.entry(account.clone()).or_default();
-            if *taken < self.per_account {
-                *taken += 1;
-                state.queue.push(&account, waiting);
-            } else {
-                state
-                    .behind
-                    .entry(account.clone())
-                    .or_default()
-                    .push_back(waiting);
-            }
-            self.give(&mut state);
+            let mut slots = self.slots.lock();
+            slots.push(&slot, answer);
+            self.give(&mut slots);
         }
         // The sender is dropped only after it has sent.
-        permit.await.unwrap_or(Permit {
-            account,
-            permits: None,
-        })
+        permit.await.unwrap_or(Permit { slot, permits: None })
     }
 
     /// Gives the free permits to the next requests.
-    fn give(self: &Arc<Self>, state: &mut State) {
-        while state.free > 0 {
-            let Some(Waiting { account, answer }) = state.queue.pop() else {
-                return;
-            };
+    fn give(self: &Arc<Self>, slots: &mut Slots<oneshot::Sender<Permit>>) {
+        while let Some((slot, answer)) = slots.pop_wanted(|answer| !answer.is_closed()) {
             let permit = Permit {
-                account,
+                slot,
                 permits: Some(self.clone()),
             };
-            match answer.send(permit) {
-                Ok(()) => state.free -= 1,
-                Err(mut unwanted) => {
-                    unwanted.permits = None;
-                    state.next_of_account(&unwanted.account);
-                }
-            }
-        }
-    }
-}
-
-impl State {
-    /// The account has one permit fewer, so its next request may wait for a free one.
-    fn next_of_account(&mut self, account: &Arc<str>) {
-        if let Some(behind) = self.behind.get_mut(account) {
-            // Skip requests that have stopped waiting.
-            let next = std::iter::from_fn(|| behind.pop_front()).find(|next| !next.answer.is_closed());
-            if behind.is_empty() {
-                self.behind.remove(account);
-            }
-            if let Some(next) = next {
-                self.queue.push(account, next);
-                return;
-            }
-        }
-        if let Some(taken) = self.taken.get_mut(account) {
-            *taken -= 1;
-            if *taken == 0 {
-                self.taken.remove(account);
+            if let Err(mut unwanted) = answer.send(permit) {
+                unwanted.permits = None;
+                slots.give_back(&unwanted.slot);
             }
         }
     }
@@ -128,19 +60,17 @@ impl State {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let Some(permits) = self.permits.take() else {
-            return;
-        };
-        let mut state = permits.state.lock();
-        state.free += 1;
-        state.next_of_account(&self.account);
-        permits.give(&mut state);
+        if let Some(permits) = self.permits.take() {
+            let mut slots = permits.slots.lock();
+            slots.give_back(&self.slot);
+            permits.give(&mut slots);
+        }
     }
 }
 
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Permit of {}", self.account)
+        write!(f, "Permit of {}", self.slot.account)
     }
 }
 
@@ -182,7 +112,7 @@ mod tests {
                 .collect();
             let next = ready.iter().position(Option::is_some).unwrap();
             held = ready.into_iter().flatten().next().unwrap();
-            order.push(held.account.clone());
+            order.push(held.slot.account.clone());
             drop(waiting.remove(next));
         }
         assert_eq!(
@@ -215,9 +145,7 @@ mod tests {
         let queued = queued.as_mut().now_or_never().expect("a free permit");
         let another = at_once(&permits, "a");
         drop((queued, another));
-        let state = permits.state.lock();
-        assert!(state.taken.is_empty() && state.behind.is_empty() && state.queue.is_empty());
-        assert_eq!(state.free, 2);
+        permits.slots.lock().assert_unused(2);
     }
 
     #[test]
@@ -229,6 +157,6 @@ mod tests {
         // The permit has been sent, but not received.
         drop(late);
         drop(at_once(&permits, "c"));
-        assert_eq!(permits.state.lock().free, 1);
+        permits.slots.lock().assert_unused(1);
     }
 }

@@ -137,115 +137,6 @@ pub struct RegionLabels {
 /// The time within which a server has to run after its creation was requested, for the objective of the chart's alerts.
 pub const CREATED_IN_TIME: Duration = Duration::from_mins(5);
 
-/// Every metric of the program. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    registry: Arc<Registry>,
-    /// REST requests that got a response.
-    pub requests: Family<RequestLabels, Counter>,
-    /// Seconds from a request's head to its response's head.
-    pub request_seconds: Family<RouteLabels, Histogram>,
-    /// Finished reconciles.
-    pub reconciles: Family<ReconcileLabels, Counter>,
-    /// Seconds that a reconcile took.
-    pub reconcile_seconds: Family<KindLabels, Histogram>,
-    /// Reconciles that run or wait for their turn.
-    pub queue_depth: Family<KindLabels, Gauge>,
-    pub watch_errors: Family<KindLabels, Counter>,
-    /// Unix time of the API server's last answer to a watch.
-    pub watch_last_response: Family<ResourceLabels, Gauge<f64, AtomicU64>>,
-    /// Requests to the API server, except for watches.
-    pub kubernetes_requests: Family<KubernetesLabels, Counter>,
-    /// Seconds until the head of the API server's answer.
-    pub kubernetes_seconds: Family<MethodLabels, Histogram>,
-    /// Objects seen that do not match their schema.
-    pub invalid_objects: Family<KindLabels, Counter>,
-    /// Objects held in memory.
-    pub objects: Family<KindLabels, Gauge>,
-    pub provider_calls: Family<ProviderLabels, Counter>,
-    /// Seconds that a provider call took.
-    pub provider_seconds: Histogram,
-    /// Addresses that servers can still get, in the leader.
-    addresses_free: Family<AddressLabels, Gauge>,
-    /// Addresses that servers have, in the leader.
-    addresses_used: Family<AddressLabels, Gauge>,
-    /// Attempts to deliver an event.
-    pub delivery_attempts: Family<OutcomeLabels, Counter>,
-    /// Seconds that an attempt took.
-    pub delivery_seconds: Histogram,
-    /// Writes of Delivery objects.
-    pub delivery_writes: Family<OutcomeLabels, Counter>,
-    /// Writes of pages of the event log.
-    pub event_log_writes: Family<OutcomeLabels, Counter>,
-    /// Deliveries that wait for an attempt.
-    pub deliveries_pending: Gauge,
-    pub deliveries_held: Gauge,
-    /// Seconds from an event to its receipt.
-    pub event_receipt_seconds: Family<ReceiverLabels, Histogram>,
-    /// Seconds since the oldest event that is owed to a webhook, in the leader.
-    pub oldest_owed_seconds: Gauge<f64, AtomicU64>,
-    /// Deliveries dropped because there were too many.
-    pub deliveries_dropped: Family<LimitLabels, Counter>,
-    pub webhooks_disabled: Gauge,
-    pub accounts_with_disabled_webhooks: Gauge,
-    /// Seconds for which the lock of the webhook controller's state was held.
-    pub webhook_lock_seconds: Histogram,
-    /// E-mails to account holders.
-    pub mails: Family<OutcomeLabels, Counter>,
-    /// 1 if there is a mail server or a folder for e-mails.
-    pub mail_configured: Gauge,
-    /// Changes of the catalogue's file: `ok`, or `invalid` if it could not be used.
-    pub catalogue_reloads: Family<OutcomeLabels, Counter>,
-    /// Requests to the receiver of traces.
-    pub trace_exports: Family<OutcomeLabels, Counter>,
-    /// Samples of the servers' usage.
-    pub usage_samples: Family<OutcomeLabels, Counter>,
-    /// Monitored instances, in the leader.
-    pub monitored_instances: Gauge,
-    /// Accepted instances, in the leader.
-    pub instance_states: Family<StateLabels, Gauge>,
-    /// Seconds from the request for a server until it runs.
-    pub create_seconds: Family<RegionLabels, Histogram>,
-    /// Servers that did not run in time, see [`CREATED_IN_TIME`].
-    pub creates_late: Family<RegionLabels, Counter>,
-    /// Accounts with an instance about which the provider could not be asked last, in the leader.
-    pub accounts_with_provider_failures: Family<RegionLabels, Gauge>,
-    /// Accounts whose condition Ready is not True, in the leader.
-    pub accounts_not_ready: Gauge,
-    /// Accounts with a backup that the service failed to make within the last six hours, in the leader.
-    pub accounts_with_failed_backups: Gauge,
-    /// Backups that ended.
-    pub backups: Family<OutcomeLabels, Counter>,
-    /// Unix time of the last completed backup, in the leader.
-    pub last_backup: Family<RegionLabels, Gauge<f64, AtomicU64>>,
-    /// Seconds since the last good backup of the installation, in the leader; nothing where none is planned.
-    installation_backup_age: Family<Vec<(String, String)>, Gauge<f64, AtomicU64>>,
-    /// Invoices that should have been issued, in the leader.
-    pub invoices_overdue: Gauge,
-    /// The usage of instances, where it is shown.
-    pub instances: InstanceMetrics,
-    /// 1 while the cluster of a region can be reached and its state is known.
-    pub region_up: Family<RegionLabels, Gauge>,
-    /// Servers of this installation in a region.
-    pub region_servers: Family<RegionLabels, Gauge>,
-    /// Servers of this installation in a region that belong to no instance.
-    pub orphan_servers: Family<RegionLabels, Gauge>,
-    /// Starts that KubeVirt lost, and that were repeated.
-    pub lost_starts: Family<RegionLabels, Counter>,
-    /// Servers that were shut down because their node was drained or their Pod was deleted.
-    pub servers_interrupted: Family<RegionLabels, Counter>,
-    /// Servers that ended without being shut down.
-    pub servers_crashed: Family<RegionLabels, Counter>,
-    /// Operations that have not ended within their deadline, by region, or `simulated`.
-    pub operations_overdue: Family<RegionLabels, Gauge>,
-    /// 1 while this replica holds the Lease and writes.
-    pub leader: Gauge,
-    /// How often the Lease has changed its holder, as it says itself.
-    pub lease_transitions: Gauge,
-    /// Unix time of the end of the certificate, of a process that serves TLS.
-    certificate_expiry: Family<Vec<(String, String)>, Gauge>,
-}
-
 /// The method as a label; `other` for methods that are not expected, since anybody can make them up.
 pub fn method_label(method: &Method) -> &'static str {
     match *method {
@@ -285,11 +176,141 @@ fn short_seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_001, 2.0, 21))
 }
 
-/// Registers fields: each with its name without prefix and suffix, and its help.
-macro_rules! register {
-    ($registry:ident, $metrics:ident, $($field:ident: $name:literal, $help:literal;)*) => {
-        $($registry.register($name, $help, $metrics.$field.clone());)*
+/// Declares the metrics of each group, and the function that registers the group: each with its initial value if that is not the
+/// default, its name without prefix and suffix, and its help.
+macro_rules! metrics {
+    (@initial $type:ty) => { <$type>::default() };
+    (@initial $type:ty, $value:expr) => { $value };
+    ($($register:ident {
+        $($vis:vis $field:ident: $type:ty $(= $value:expr)? => $name:literal, $help:literal;)*
+    })*) => {
+        /// Every metric of the program. Cheap to clone.
+        #[derive(Clone, Debug)]
+        pub struct Metrics {
+            registry: Arc<Registry>,
+            /// The usage of instances, where it is shown.
+            pub instances: InstanceMetrics,
+            $($(#[doc = $help] $vis $field: $type,)*)*
+        }
+
+        impl Metrics {
+            fn unregistered() -> Self {
+                Self {
+                    registry: Arc::default(),
+                    instances: InstanceMetrics::default(),
+                    $($($field: metrics!(@initial $type $(, $value)?),)*)*
+                }
+            }
+
+            $(fn $register(&self, registry: &mut Registry) {
+                $(registry.register($name, $help, self.$field.clone());)*
+            })*
+        }
     };
+}
+
+metrics! {
+    register_common {
+        pub watch_errors: Family<KindLabels, Counter> => "watch_errors", "Errors of watches";
+        pub watch_last_response: Family<ResourceLabels, Gauge<f64, AtomicU64>> =>
+            "watch_last_response_timestamp_seconds", "Unix time of the API server's last answer to a watch";
+        pub kubernetes_requests: Family<KubernetesLabels, Counter> =>
+            "kubernetes_requests", "Requests to the API server of Kubernetes, but for watches";
+        pub kubernetes_seconds: Family<MethodLabels, Histogram> = Family::new_with_constructor(seconds) =>
+            "kubernetes_request_duration_seconds", "Time until the head of the API server's answer";
+        pub invalid_objects: Family<KindLabels, Counter> =>
+            "invalid_objects", "Objects seen that do not match their schema";
+        pub objects: Family<KindLabels, Gauge> => "objects", "Objects held in memory";
+        pub catalogue_reloads: Family<OutcomeLabels, Counter> =>
+            "catalogue_reloads", "Changes of the catalogue's file";
+        pub trace_exports: Family<OutcomeLabels, Counter> =>
+            "trace_exports", "Requests to the receiver of traces";
+        certificate_expiry: Family<Vec<(String, String)>, Gauge> =>
+            "certificate_expiry_timestamp_seconds", "Unix time of the end of the certificate that is served";
+    }
+    register_facade {
+        pub requests: Family<RequestLabels, Counter> => "http_requests", "REST requests answered";
+        pub request_seconds: Family<RouteLabels, Histogram> = Family::new_with_constructor(seconds) =>
+            "http_request_duration_seconds", "Time until the head of a REST response";
+    }
+    register_controllers {
+        pub reconciles: Family<ReconcileLabels, Counter> => "reconciles", "Reconciles finished";
+        pub reconcile_seconds: Family<KindLabels, Histogram> = Family::new_with_constructor(seconds) =>
+            "reconcile_duration_seconds", "Time of a reconcile";
+        pub queue_depth: Family<KindLabels, Gauge> =>
+            "reconcile_queue_depth", "Reconciles that run or wait for their turn";
+        pub provider_calls: Family<ProviderLabels, Counter> => "provider_calls", "Provider calls";
+        pub provider_seconds: Histogram = seconds() =>
+            "provider_call_duration_seconds", "Time of a provider call";
+        addresses_free: Family<AddressLabels, Gauge> =>
+            "addresses_free", "Addresses that servers can still get";
+        addresses_used: Family<AddressLabels, Gauge> => "addresses_used", "Addresses that servers have";
+        pub mails: Family<OutcomeLabels, Counter> =>
+            "mails", "E-mails to account holders about their webhooks";
+        pub mail_configured: Gauge => "mail_configured", "1 if there is a mail server";
+        pub leader: Gauge => "leader", "1 while this replica is the leader";
+        pub lease_transitions: Gauge => "lease_transitions", "How often the Lease has changed its holder";
+
+        pub instance_states: Family<StateLabels, Gauge> =>
+            "instances", "Accepted instances by region and state";
+        pub create_seconds: Family<RegionLabels, Histogram> = Family::new_with_constructor(create_seconds) =>
+            "instance_create_duration_seconds", "Time from the request for a server until it runs";
+        pub creates_late: Family<RegionLabels, Counter> =>
+            "instance_creates_late", "Servers that did not run within five minutes of the request";
+        pub accounts_with_provider_failures: Family<RegionLabels, Gauge> =>
+            "accounts_with_provider_failures", "Accounts with an instance whose last provider call failed";
+        pub accounts_not_ready: Gauge => "accounts_not_ready", "Accounts that are not ready";
+        pub accounts_with_failed_backups: Gauge =>
+            "accounts_with_failed_backups", "Accounts with a backup that failed within six hours, and not because of the customer";
+        pub backups: Family<OutcomeLabels, Counter> => "backups", "Backups that ended";
+        pub last_backup: Family<RegionLabels, Gauge<f64, AtomicU64>> =>
+            "backup_last_completed_timestamp_seconds", "Unix time of the last completed backup";
+        installation_backup_age: Family<Vec<(String, String)>, Gauge<f64, AtomicU64>> =>
+            "installation_backup_age_seconds", "Time since the last good backup of the installation, or since backups were set up";
+        pub invoices_overdue: Gauge =>
+            "invoices_overdue", "Invoices that should have been issued an hour ago";
+
+        pub delivery_attempts: Family<OutcomeLabels, Counter> =>
+            "delivery_attempts", "Attempts to deliver an event";
+        pub delivery_seconds: Histogram = seconds() =>
+            "delivery_attempt_duration_seconds", "Time of an attempt to deliver";
+        pub delivery_writes: Family<OutcomeLabels, Counter> => "delivery_writes", "Writes of Deliveries";
+        pub event_log_writes: Family<OutcomeLabels, Counter> =>
+            "event_log_writes", "Writes of pages of the event log";
+        pub deliveries_pending: Gauge => "deliveries_pending", "Deliveries that wait for an attempt";
+        pub deliveries_held: Gauge =>
+            "deliveries_held", "Deliveries held until their webhook can receive them";
+        pub deliveries_dropped: Family<LimitLabels, Counter> =>
+            "deliveries_dropped", "Deliveries dropped because there were too many";
+        pub event_receipt_seconds: Family<ReceiverLabels, Histogram> = Family::new_with_constructor(receipt_seconds) =>
+            "event_receipt_delay_seconds", "Time from an event to its receipt by a webhook";
+        pub oldest_owed_seconds: Gauge<f64, AtomicU64> =>
+            "oldest_owed_delivery_age_seconds", "Time since the oldest event that is owed to a webhook";
+        pub accounts_with_disabled_webhooks: Gauge =>
+            "accounts_with_disabled_webhooks", "Accounts with a disabled webhook";
+        pub webhooks_disabled: Gauge => "webhooks_disabled", "Disabled webhooks";
+        pub webhook_lock_seconds: Histogram = short_seconds() =>
+            "webhook_lock_hold_seconds", "Time for which the lock of the webhook controller's state was held";
+
+        pub usage_samples: Family<OutcomeLabels, Counter> =>
+            "usage_samples", "Samples of the usage of monitored instances";
+        pub monitored_instances: Gauge => "monitored_instances", "Monitored instances";
+
+        pub region_up: Family<RegionLabels, Gauge> =>
+            "region_up", "1 while the cluster of a region can be reached and its state is known";
+        pub region_servers: Family<RegionLabels, Gauge> =>
+            "region_servers", "Servers in the cluster of a region";
+        pub orphan_servers: Family<RegionLabels, Gauge> =>
+            "orphan_servers", "Servers in the cluster of a region that belong to no instance";
+        pub operations_overdue: Family<RegionLabels, Gauge> =>
+            "operations_overdue", "Operations that have not ended within their deadline";
+        pub lost_starts: Family<RegionLabels, Counter> =>
+            "kubevirt_lost_starts", "Starts that KubeVirt lost, and that were repeated";
+        pub servers_interrupted: Family<RegionLabels, Counter> =>
+            "servers_interrupted", "Servers shut down because their node was drained or their Pod was deleted";
+        pub servers_crashed: Family<RegionLabels, Counter> =>
+            "servers_crashed", "Servers that ended without being shut down";
+    }
 }
 
 impl Metrics {
@@ -461,175 +482,27 @@ impl Metrics {
     /// The metrics of a process that serves the facade, runs the controllers, or both. Metrics that would always be
     /// zero are not shown.
     pub fn of(facade: bool, controllers: bool) -> Self {
-        let metrics = Self {
-            registry: Arc::default(),
-            requests: Family::default(),
-            request_seconds: Family::new_with_constructor(seconds),
-            reconciles: Family::default(),
-            reconcile_seconds: Family::new_with_constructor(seconds),
-            queue_depth: Family::default(),
-            watch_errors: Family::default(),
-            watch_last_response: Family::default(),
-            kubernetes_requests: Family::default(),
-            kubernetes_seconds: Family::new_with_constructor(seconds),
-            invalid_objects: Family::default(),
-            objects: Family::default(),
-            provider_calls: Family::default(),
-            provider_seconds: seconds(),
-            addresses_free: Family::default(),
-            addresses_used: Family::default(),
-            delivery_attempts: Family::default(),
-            delivery_seconds: seconds(),
-            delivery_writes: Family::default(),
-            event_log_writes: Family::default(),
-            deliveries_pending: Gauge::default(),
-            deliveries_held: Gauge::default(),
-            event_receipt_seconds: Family::new_with_constructor(receipt_seconds),
-            oldest_owed_seconds: Gauge::default(),
-            deliveries_dropped: Family::default(),
-            webhooks_disabled: Gauge::default(),
-            accounts_with_disabled_webhooks: Gauge::default(),
-            webhook_lock_seconds: short_seconds(),
-            mails: Family::default(),
-            mail_configured: Gauge::default(),
-            catalogue_reloads: Family::default(),
-            trace_exports: Family::default(),
-            usage_samples: Family::default(),
-            monitored_instances: Gauge::default(),
-            instance_states: Family::default(),
-            create_seconds: Family::new_with_constructor(create_seconds),
-            creates_late: Family::default(),
-            accounts_with_provider_failures: Family::default(),
-            accounts_not_ready: Gauge::default(),
-            accounts_with_failed_backups: Gauge::default(),
-            backups: Family::default(),
-            last_backup: Family::default(),
-            invoices_overdue: Gauge::default(),
-            instances: InstanceMetrics::default(),
-            region_up: Family::default(),
-            operations_overdue: Family::default(),
-            region_servers: Family::default(),
-            orphan_servers: Family::default(),
-            lost_starts: Family::default(),
-            servers_interrupted: Family::default(),
-            servers_crashed: Family::default(),
-            leader: Gauge::default(),
-            lease_transitions: Gauge::default(),
-            certificate_expiry: Family::default(),
-            installation_backup_age: Family::default(),
-        };
+        let metrics = Self::unregistered();
         let mut registry = Registry::default();
         #[cfg(target_os = "linux")]
         registry
             .sub_registry_with_prefix("process")
             .register_collector(Box::new(super::process_metrics::ProcessMetrics));
         let ours = registry.sub_registry_with_prefix("stellage");
+        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        ours.register("build", "The version of the program", version);
         metrics.register_common(ours);
         if facade {
             metrics.register_facade(ours);
         }
         if controllers {
             metrics.register_controllers(ours);
-            metrics.register_objects(ours);
-            metrics.register_deliveries(ours);
-            metrics.register_monitoring(ours);
-            metrics.register_regions(ours);
+            ours.register_collector(Box::new(metrics.instances.clone()));
         }
         Self {
             registry: Arc::new(registry),
             ..metrics
         }
-    }
-
-    fn register_common(&self, registry: &mut Registry) {
-        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "The version of the program", version);
-        register!(registry, self,
-            watch_errors: "watch_errors", "Errors of watches";
-            watch_last_response: "watch_last_response_timestamp_seconds", "Unix time of the API server's last answer to a watch";
-            kubernetes_requests: "kubernetes_requests", "Requests to the API server of Kubernetes, but for watches";
-            kubernetes_seconds: "kubernetes_request_duration_seconds", "Time until the head of the API server's answer";
-            invalid_objects: "invalid_objects", "Objects seen that do not match their schema";
-            objects: "objects", "Objects held in memory";
-            catalogue_reloads: "catalogue_reloads", "Changes of the catalogue's file";
-            trace_exports: "trace_exports", "Requests to the receiver of traces";
-            certificate_expiry: "certificate_expiry_timestamp_seconds", "Unix time of the end of the certificate that is served";
-        );
-    }
-
-    fn register_facade(&self, registry: &mut Registry) {
-        register!(registry, self,
-            requests: "http_requests", "REST requests answered";
-            request_seconds: "http_request_duration_seconds", "Time until the head of a REST response";
-        );
-    }
-
-    fn register_controllers(&self, registry: &mut Registry) {
-        register!(registry, self,
-            reconciles: "reconciles", "Reconciles finished";
-            reconcile_seconds: "reconcile_duration_seconds", "Time of a reconcile";
-            queue_depth: "reconcile_queue_depth", "Reconciles that run or wait for their turn";
-            provider_calls: "provider_calls", "Provider calls";
-            provider_seconds: "provider_call_duration_seconds", "Time of a provider call";
-            addresses_free: "addresses_free", "Addresses that servers can still get";
-            addresses_used: "addresses_used", "Addresses that servers have";
-            mails: "mails", "E-mails to account holders about their webhooks";
-            mail_configured: "mail_configured", "1 if there is a mail server";
-            leader: "leader", "1 while this replica is the leader";
-            lease_transitions: "lease_transitions", "How often the Lease has changed its holder";
-        );
-    }
-
-    fn register_objects(&self, registry: &mut Registry) {
-        register!(registry, self,
-            instance_states: "instances", "Accepted instances by region and state";
-            create_seconds: "instance_create_duration_seconds", "Time from the request for a server until it runs";
-            creates_late: "instance_creates_late", "Servers that did not run within five minutes of the request";
-            accounts_with_provider_failures: "accounts_with_provider_failures", "Accounts with an instance whose last provider call failed";
-            accounts_not_ready: "accounts_not_ready", "Accounts that are not ready";
-            accounts_with_failed_backups: "accounts_with_failed_backups", "Accounts with a backup that failed within six hours, and not because of the customer";
-            backups: "backups", "Backups that ended";
-            last_backup: "backup_last_completed_timestamp_seconds", "Unix time of the last completed backup";
-            installation_backup_age: "installation_backup_age_seconds", "Time since the last good backup of the installation, or since backups were set up";
-            invoices_overdue: "invoices_overdue", "Invoices that should have been issued an hour ago";
-        );
-    }
-
-    fn register_monitoring(&self, registry: &mut Registry) {
-        register!(registry, self,
-            usage_samples: "usage_samples", "Samples of the usage of monitored instances";
-            monitored_instances: "monitored_instances", "Monitored instances";
-        );
-        registry.register_collector(Box::new(self.instances.clone()));
-    }
-
-    fn register_regions(&self, registry: &mut Registry) {
-        register!(registry, self,
-            region_up: "region_up", "1 while the cluster of a region can be reached and its state is known";
-            region_servers: "region_servers", "Servers in the cluster of a region";
-            orphan_servers: "orphan_servers", "Servers in the cluster of a region that belong to no instance";
-            operations_overdue: "operations_overdue", "Operations that have not ended within their deadline";
-            lost_starts: "kubevirt_lost_starts", "Starts that KubeVirt lost, and that were repeated";
-            servers_interrupted: "servers_interrupted", "Servers shut down because their node was drained or their Pod was deleted";
-            servers_crashed: "servers_crashed", "Servers that ended without being shut down";
-        );
-    }
-
-    fn register_deliveries(&self, registry: &mut Registry) {
-        register!(registry, self,
-            delivery_attempts: "delivery_attempts", "Attempts to deliver an event";
-            delivery_seconds: "delivery_attempt_duration_seconds", "Time of an attempt to deliver";
-            delivery_writes: "delivery_writes", "Writes of Deliveries";
-            event_log_writes: "event_log_writes", "Writes of pages of the event log";
-            deliveries_pending: "deliveries_pending", "Deliveries that wait for an attempt";
-            deliveries_held: "deliveries_held", "Deliveries held until their webhook can receive them";
-            deliveries_dropped: "deliveries_dropped", "Deliveries dropped because there were too many";
-            event_receipt_seconds: "event_receipt_delay_seconds", "Time from an event to its receipt by a webhook";
-            oldest_owed_seconds: "oldest_owed_delivery_age_seconds", "Time since the oldest event that is owed to a webhook";
-            accounts_with_disabled_webhooks: "accounts_with_disabled_webhooks", "Accounts with a disabled webhook";
-            webhooks_disabled: "webhooks_disabled", "Disabled webhooks";
-            webhook_lock_seconds: "webhook_lock_hold_seconds", "Time for which the lock of the webhook controller's state was held";
-        );
     }
 
     /// All metrics in this format.

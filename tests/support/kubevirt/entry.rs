@@ -78,7 +78,7 @@ pub async fn region_rights_with(
     further: &Value,
 ) -> PathBuf {
     let account = format!("stellage-region-{installation}");
-    let exists = kubectl(&region.plane, &["create", "namespace", NAMESPACE], None);
+    let exists = kubectl(&region.plane, &format!("create namespace {NAMESPACE}"), None);
     assert!(exists.is_ok() || exists.unwrap_err().contains("AlreadyExists"));
     let mut values = json!({
         "installation": installation, "namespacePrefix": prefix, "imageNamespaces": [], "token": { "create": false },
@@ -92,8 +92,8 @@ pub async fn region_rights_with(
         "provisioner": "example.com/disks", "allowVolumeExpansion": true,
     });
     for class in storage::classes().into_iter().chain([played]) {
-        let apply = ["apply", "--server-side", "-f", "-"];
-        kubectl(&region.plane, &apply, Some(&class.to_string())).unwrap();
+        let apply = "apply --server-side -f -";
+        kubectl(&region.plane, apply, Some(&class.to_string())).unwrap();
     }
     install_region(&region.plane, &account, NAMESPACE, &values).await;
     region.kubeconfig(NAMESPACE, &account).await

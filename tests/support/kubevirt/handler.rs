@@ -20,10 +20,7 @@ use axum::{
 use bytes::Bytes;
 use http::StatusCode;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    Api,
-    api::{Patch, PatchParams, PostParams},
-};
+use kube::{Api, api::PostParams};
 use parking_lot::Mutex;
 use runtime::{
     Metrics,
@@ -34,7 +31,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::Service as _;
 
-use super::screen;
+use super::{super::Change as _, screen};
 
 /// The WebSocket protocol of consoles.
 const PROTOCOL: &str = "plain.kubevirt.io";
@@ -175,9 +172,7 @@ pub async fn announce(pods: Api<Pod>, node: &str) {
     pods.create(&PostParams::default(), &pod).await.unwrap();
     let status =
         json!({ "status": { "phase": "Running", "podIP": "127.0.0.1", "podIPs": [{ "ip": "127.0.0.1" }] } });
-    pods.patch_status("virt-handler", &PatchParams::default(), &Patch::Merge(&status))
-        .await
-        .unwrap();
+    pods.merge_status("virt-handler", &status).await;
 }
 
 /// Greets, and then says again what it is told.

@@ -40,7 +40,7 @@ use tokio::sync::OnceCell;
 
 use self::{handler::Handler, puppet::Puppet, storage::Storage};
 use super::{
-    OwnPlane, eventually,
+    Change as _, OwnPlane, eventually,
     gate::{Gate, Permit, Turn},
     kubectl, own_plane_on, plane_permit, plane_permits,
     receivers::Authority,
@@ -240,7 +240,7 @@ impl KubeVirt {
             .await
             .unwrap();
         let parts = Parts::read(&programs);
-        kubectl(&plane, &["create", "-f", "-"], Some(&of_others)).unwrap();
+        kubectl(&plane, "create -f -", Some(&of_others)).unwrap();
         install(&plane, &parts, &authority).await;
         puppet::add_node(plane.client(Identity::Admin).await.unwrap()).await;
         let puppet = Puppet::start(
@@ -280,14 +280,9 @@ impl KubeVirt {
             self.virt_controller = Server::new("virt-controller");
         }
         self.plane.start_controller_manager().unwrap();
-        let available = [
-            "wait",
-            "--for=condition=Available",
-            "apiservice",
-            "v1.subresources.kubevirt.io",
-            "--timeout=180s",
-        ];
-        kubectl(&self.plane, &available, None).unwrap();
+        let available =
+            "wait --for=condition=Available apiservice v1.subresources.kubevirt.io --timeout=180s";
+        kubectl(&self.plane, available, None).unwrap();
     }
 
     /// Starts virt-api on its previous port, and returns when it serves.
@@ -455,10 +450,7 @@ impl KubeVirt {
             Value::Null
         };
         let change = json!({"metadata": {"labels": {"test/refuses": value}}});
-        Api::<Namespace>::all(client)
-            .patch(namespace, &PatchParams::default(), &Patch::Merge(change))
-            .await
-            .unwrap();
+        Api::<Namespace>::all(client).merge(namespace, &change).await;
         let runs = self.api(&kinds::RUN, namespace).await;
         let probe: DynamicObject = serde_json::from_value(json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "probe"},
@@ -538,12 +530,12 @@ impl Parts {
 
 fn create(plane: &ControlPlane, items: &[Value]) {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string();
-    kubectl(plane, &["create", "--validate=false", "-f", "-"], Some(&list)).unwrap();
+    kubectl(plane, "create --validate=false -f -", Some(&list)).unwrap();
 }
 
 /// Installs all that KubeVirt's servers expect to find.
 async fn install(plane: &ControlPlane, parts: &Parts, authority: &Authority) {
-    kubectl(plane, &["create", "-f", "-"], Some(include_str!("cluster.yaml"))).unwrap();
+    kubectl(plane, "create -f -", Some(include_str!("cluster.yaml"))).unwrap();
     create(plane, &parts.first);
     wait_for_kinds(plane);
     let client = plane.client(Identity::Admin).await.unwrap();
@@ -563,9 +555,7 @@ async fn install(plane: &ControlPlane, parts: &Parts, authority: &Authority) {
     let api = Api::<DynamicObject>::namespaced_with(client, NAMESPACE, &kinds::KUBEVIRT);
     api.create(&params, &installation).await.unwrap();
     let status = json!({"status": {"phase": "Deployed", "defaultArchitecture": "amd64"}});
-    api.patch_status("kubevirt", &PatchParams::default(), &Patch::Merge(status))
-        .await
-        .unwrap();
+    api.merge_status("kubevirt", &status).await;
 }
 
 /// Writes a kubeconfig with a token of a service account, as a Pod on `node` has it: since 1.9, KubeVirt lets virt-handler change only

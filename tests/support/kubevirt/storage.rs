@@ -176,23 +176,13 @@ async fn until_snapshots_are_served(plane: &ControlPlane) {
         "spec": { "source": { "volumeSnapshotContentName": "probe" } },
     });
     let objects = json!({ "apiVersion": "v1", "kind": "List", "items": [content, snapshot] }).to_string();
-    kubectl(plane, &["create", "-f", "-"], Some(&objects)).unwrap();
-    let read = [
-        "get",
-        "volumesnapshot/probe",
-        "-o",
-        "jsonpath={.status.readyToUse}",
-    ];
-    let is_ready = async || kubectl(plane, &read, None).unwrap();
+    kubectl(plane, "create -f -", Some(&objects)).unwrap();
+    let read = "get volumesnapshot/probe -o jsonpath={.status.readyToUse}";
+    let is_ready = async || kubectl(plane, read, None).unwrap();
     eventually("snapshots to be served", is_ready, |is_ready| is_ready == "true").await;
     kubectl(
         plane,
-        &[
-            "delete",
-            "volumesnapshot/probe",
-            "volumesnapshotcontent/probe",
-            "--timeout=1m",
-        ],
+        "delete volumesnapshot/probe volumesnapshotcontent/probe --timeout=1m",
         None,
     )
     .unwrap();

@@ -16,7 +16,7 @@ use kube::{Resource, ResourceExt};
 use serde::Deserialize;
 
 use super::{
-    Check, Outcome,
+    Check, Outcome, Problem, Verdict,
     rights::Component,
     snapshot::{Invoices, Missing, OURS, Objects, Read, Snapshot, User},
 };
@@ -45,64 +45,54 @@ const SKEW_TO_WARN: SignedDuration = SignedDuration::from_secs(5);
 const SKEW_TO_FAIL: SignedDuration = SignedDuration::from_mins(1);
 /// Maximum number of objects named in a message.
 const NAMED: usize = 3;
+/// What to do if objects could not be read.
+const UNREAD: &str = "Run this as a cluster administrator.";
 
 /// All checks, ordered so that each comes after those that it depends on.
 pub(super) fn all(snapshot: &Snapshot) -> Vec<Check> {
     let apply = operator(&snapshot.namespace, &snapshot.users).command();
-    vec![
-        kubernetes(&snapshot.version),
-        clock(snapshot.clocks),
-        crds(&snapshot.crds, &apply),
-        policies(&snapshot.policies, &snapshot.bindings, &snapshot.users, &apply),
-        rights(&snapshot.users, &snapshot.rights),
-        pods(&snapshot.pods),
-        leader(&snapshot.lease, snapshot.clocks),
-        accounts(&snapshot.accounts),
-        mail(&snapshot.accounts, &snapshot.webhooks),
-        provider(&snapshot.instances),
-        webhooks(&snapshot.webhooks),
-        backlog(&snapshot.webhooks, &snapshot.pods),
-        invoices(&snapshot.invoices),
-        schemas(&snapshot.accounts, &snapshot.instances, &snapshot.webhooks),
+    let policies = policies(&snapshot.policies, &snapshot.bindings, &snapshot.users, &apply);
+    let schemas = schemas(&snapshot.accounts, &snapshot.instances, &snapshot.webhooks);
+    [
+        ("Kubernetes", kubernetes(&snapshot.version)),
+        ("clock", clock(snapshot.clocks)),
+        ("CRDs", crds(&snapshot.crds, &apply)),
+        ("policies", policies),
+        ("rights", rights(&snapshot.users, &snapshot.rights)),
+        ("pods", pods(&snapshot.pods)),
+        ("leader", leader(&snapshot.lease, snapshot.clocks)),
+        ("accounts", accounts(&snapshot.accounts)),
+        ("mail", mail(&snapshot.accounts, &snapshot.webhooks)),
+        ("provider", provider(&snapshot.instances)),
+        ("webhooks", webhooks(&snapshot.webhooks)),
+        ("backlog", backlog(&snapshot.webhooks, &snapshot.pods)),
+        ("invoices", invoices(&snapshot.invoices)),
+        ("schemas", schemas),
     ]
+    .map(|(name, verdict)| Check::of(name, verdict, UNREAD))
+    .into()
 }
 
-pub(super) fn ok(name: &'static str, message: impl Into<String>) -> Check {
-    Check {
-        name,
-        outcome: Outcome::Ok,
-        message: message.into(),
-        fix: None,
-    }
-}
-
-pub(super) fn warning(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
-    Check {
-        name,
+pub(super) fn warning(message: impl Into<String>, fix: impl Into<String>) -> Problem {
+    Problem {
         outcome: Outcome::Warning,
         message: message.into(),
         fix: Some(fix.into()),
     }
 }
 
-pub(super) fn failed(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
-    Check {
+pub(super) fn failed(message: impl Into<String>, fix: impl Into<String>) -> Problem {
+    Problem {
         outcome: Outcome::Failed,
-        ..warning(name, message, fix)
+        ..warning(message, fix)
     }
 }
 
-pub(super) fn unknown(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
-    Check {
+pub(super) fn unknown(message: impl Into<String>, fix: impl Into<String>) -> Problem {
+    Problem {
         outcome: Outcome::Unknown,
-        ..warning(name, message, fix)
+        ..warning(message, fix)
     }
-}
-
-/// A check whose objects could not be read.
-pub(super) fn unread(name: &'static str, why: &str) -> Check {
-    let fix = "Run this as a cluster administrator.";
-    unknown(name, format!("not checked: {why}"), fix)
 }
 
 /// `a, b, c and 4 more`.
@@ -122,44 +112,38 @@ fn key(object: &impl ResourceExt) -> String {
     }
 }
 
-fn kubernetes(version: &Info) -> Check {
+fn kubernetes(version: &Info) -> Verdict {
     let fix = "Upgrade the cluster: admission policies and the CRDs' rules need newer versions.";
     at_least(OLDEST_MINOR, version, fix)
 }
 
 /// Whether a cluster has at least this minor version of Kubernetes 1. `fix` says why it must.
-pub(super) fn at_least(oldest: u32, version: &Info, fix: &'static str) -> Check {
+pub(super) fn at_least(oldest: u32, version: &Info, fix: &'static str) -> Verdict {
     // Some distributions append a plus sign.
     let digits = version.minor.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let name = "Kubernetes";
     match digits.parse::<u32>() {
-        Ok(minor) if version.major == "1" && minor < oldest => failed(
-            name,
+        Ok(minor) if version.major == "1" && minor < oldest => Err(failed(
             format!("{} is older than 1.{oldest}", version.git_version),
             fix,
-        ),
-        Ok(_) => ok(name, version.git_version.clone()),
-        Err(_) => unknown(
-            name,
+        )),
+        Ok(_) => Ok(version.git_version.clone()),
+        Err(_) => Err(unknown(
             format!("cannot tell the version {}", version.git_version),
             format!("Stellage needs 1.{oldest} or newer."),
-        ),
+        )),
     }
 }
 
-fn clock((here, server): (Timestamp, Option<Timestamp>)) -> Check {
-    let name = "clock";
-    let Some(server) = server else {
-        return unread(name, "the API server's answers have no time");
-    };
+fn clock((here, server): (Timestamp, Option<Timestamp>)) -> Verdict {
+    let server = server.ok_or("the API server's answers have no time")?;
     let skew = here.duration_since(server).abs();
     // The API server's answers have whole seconds.
     let message = format!("this machine and the API server differ by {} s", skew.as_secs());
     let fix = "Synchronise the clocks of this machine and of all nodes (chrony, systemd-timesyncd): signatures of deliveries have times, and receivers refuse those that are wrong by minutes.";
     match skew {
-        skew if skew > SKEW_TO_FAIL => failed(name, message, fix),
-        skew if skew > SKEW_TO_WARN => warning(name, message, fix),
-        _ => ok(name, message),
+        skew if skew > SKEW_TO_FAIL => Err(failed(message, fix)),
+        skew if skew > SKEW_TO_WARN => Err(warning(message, fix)),
+        _ => Ok(message),
     }
 }
 
@@ -180,12 +164,8 @@ fn operator(namespace: &str, users: &Read<Vec<User>>) -> Operator {
     }
 }
 
-fn crds(found: &Read<Vec<CustomResourceDefinition>>, apply: &str) -> Check {
-    let name = "CRDs";
-    let found = match found {
-        Ok(found) => found,
-        Err(why) => return unread(name, why),
-    };
+fn crds(found: &Read<Vec<CustomResourceDefinition>>, apply: &str) -> Verdict {
+    let found = found.as_ref()?;
     let (mut missing, mut unestablished, mut older, mut newer, mut other) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for ours in resources::crds() {
@@ -207,34 +187,35 @@ fn crds(found: &Read<Vec<CustomResourceDefinition>>, apply: &str) -> Check {
         other.extend(differs.then_some(kind));
     }
     if !missing.is_empty() {
-        return failed(name, format!("missing: {}", missing.join(", ")), apply);
+        return Err(failed(format!("missing: {}", missing.join(", ")), apply));
     }
     if !unestablished.is_empty() {
         let fix = "kubectl describe crd says why; perhaps another product has the same names.";
-        return failed(
-            name,
+        return Err(failed(
             format!("not established: {}", unestablished.join(", ")),
             fix,
-        );
+        ));
     }
     if !older.is_empty() {
         let message = format!("older than this program: they drop the fields {}", some(&older));
-        return failed(name, message, format!("Upgrade the release, or: {apply}"));
+        return Err(failed(message, format!("Upgrade the release, or: {apply}")));
     }
     if !newer.is_empty() {
         let message = format!(
             "newer than this program, which does not know the fields {}",
             some(&newer)
         );
-        return warning(name, message, "Use the program of the version that is installed.");
+        return Err(warning(
+            message,
+            "Use the program of the version that is installed.",
+        ));
     }
     if !other.is_empty() {
         let message = format!("limits or rules differ from this program's: {}", other.join(", "));
-        return warning(
-            name,
+        return Err(warning(
             message,
             format!("If the operator has this program's version: {apply}"),
-        );
+        ));
     }
     let created = found
         .iter()
@@ -242,10 +223,11 @@ fn crds(found: &Read<Vec<CustomResourceDefinition>>, apply: &str) -> Check {
         .map(|time| time.0)
         .min();
     let since = created.map(|time| format!(", the first since {}", conditions::whole_seconds(time)));
-    ok(
-        name,
-        format!("{} of this version{}", found.len(), since.unwrap_or_default()),
-    )
+    Ok(format!(
+        "{} of this version{}",
+        found.len(),
+        since.unwrap_or_default()
+    ))
 }
 
 fn is_established(crd: &CustomResourceDefinition) -> bool {
@@ -310,13 +292,9 @@ fn policies(
     bindings: &Read<Vec<ValidatingAdmissionPolicyBinding>>,
     users: &Read<Vec<User>>,
     apply: &str,
-) -> Check {
-    let name = "policies";
+) -> Verdict {
     let users = users.as_deref().unwrap_or_default();
-    let (policies, bindings) = match (policies, bindings) {
-        (Ok(policies), Ok(bindings)) => (policies, bindings),
-        (Err(why), _) | (_, Err(why)) => return unread(name, why),
-    };
+    let (policies, bindings) = (policies.as_ref()?, bindings.as_ref()?);
     let denies = |policy: &str| {
         bindings
             .iter()
@@ -361,18 +339,16 @@ fn policies(
     }
     let apply = format!("Upgrade the release with policies.install; without Helm: {apply}");
     if !missing.is_empty() {
-        return failed(name, format!("missing: {}", some(&missing)), apply);
+        return Err(failed(format!("missing: {}", some(&missing)), apply));
     }
     if !unbound.is_empty() {
-        return failed(
-            name,
+        return Err(failed(
             format!("not bound, so without effect: {}", some(&unbound)),
             apply,
-        );
+        ));
     }
     if !misnamed.is_empty() {
-        return failed(
-            name,
+        return Err(failed(
             format!(
                 "they do not name all service accounts of the operator, {}: {}",
                 service_accounts(users.iter().map(|user| &user.name)),
@@ -381,16 +357,15 @@ fn policies(
             format!(
                 "{apply}. Until then the operator's writes are refused, or it may do more than it should."
             ),
-        );
+        ));
     }
     if !others.is_empty() {
-        return warning(
-            name,
+        return Err(warning(
             format!("not those of this version: {}", some(&others)),
             apply,
-        );
+        ));
     }
-    ok(name, format!("{} are in force", wanted.len()))
+    Ok(format!("{} are in force", wanted.len()))
 }
 
 fn service_accounts<'a>(names: impl IntoIterator<Item = &'a String>) -> String {
@@ -398,22 +373,17 @@ fn service_accounts<'a>(names: impl IntoIterator<Item = &'a String>) -> String {
     names.join(" and ")
 }
 
-fn rights(users: &Read<Vec<User>>, missing: &Read<Vec<Missing>>) -> Check {
-    let name = "rights";
-    let (users, missing) = match (users, missing) {
-        (Ok(users), Ok(missing)) => (users, missing),
-        (Err(why), _) | (_, Err(why)) => return unread(name, why),
-    };
+fn rights(users: &Read<Vec<User>>, missing: &Read<Vec<Missing>>) -> Verdict {
+    let (users, missing) = (users.as_ref()?, missing.as_ref()?);
     if users.is_empty() {
-        return unknown(
-            name,
+        return Err(unknown(
             format!("not checked: the operator's namespace has no service account with the label {OURS}"),
             "Name them: --service-account NAME, and --operator-namespace if it is another one.",
-        );
+        ));
     }
     if missing.is_empty() {
         let accounts = service_accounts(users.iter().map(|user| &user.name));
-        return ok(name, format!("{accounts} may do what the operator does"));
+        return Ok(format!("{accounts} may do what the operator does"));
     }
     let missing = missing.iter().map(|missing| {
         let rights: Vec<String> = missing.rights.iter().map(ToString::to_string).collect();
@@ -423,11 +393,10 @@ fn rights(users: &Read<Vec<User>>, missing: &Read<Vec<Missing>>) -> Check {
             some(&rights)
         )
     });
-    failed(
-        name,
+    Err(failed(
         missing.collect::<Vec<_>>().join("; "),
         "Upgrade the release with rbac.install; without Helm: kubectl apply --server-side -f deploy/rbac.yaml",
-    )
+    ))
 }
 
 /// The pods that are running or about to. Ended ones remain for a while: evicted pods until somebody deletes
@@ -440,14 +409,10 @@ fn current(pods: &[Pod]) -> Vec<&Pod> {
     pods.iter().filter(|pod| !has_ended(pod)).collect()
 }
 
-fn pods(read: &Read<Vec<Pod>>) -> Check {
-    let name = "pods";
-    let pods = match read {
-        Ok(pods) => current(pods),
-        Err(why) => return unread(name, why),
-    };
+fn pods(read: &Read<Vec<Pod>>) -> Verdict {
+    let pods = current(read.as_ref()?);
     if pods.is_empty() {
-        return ok(name, "none: the operator does not run in this cluster's pods");
+        return Ok("none: the operator does not run in this cluster's pods".to_owned());
     }
     let is_ready = |pod: &Pod| {
         let conditions = pod
@@ -466,36 +431,32 @@ fn pods(read: &Read<Vec<Pod>>) -> Check {
     let fix =
         "kubectl describe pod says why it does not start; /readyz, on its port 9090, what it waits for.";
     if unready.len() == pods.len() {
-        return failed(
-            name,
+        return Err(failed(
             format!("none of {} is ready: {}", pods.len(), some(&unready)),
             fix,
-        );
+        ));
     }
     if !unready.is_empty() {
-        return warning(name, format!("not ready: {}", some(&unready)), fix);
+        return Err(warning(format!("not ready: {}", some(&unready)), fix));
     }
-    ok(name, format!("{} are ready", pods.len()))
+    Ok(format!("{} are ready", pods.len()))
 }
 
-fn leader(read: &Read<Option<Lease>>, (here, server): (Timestamp, Option<Timestamp>)) -> Check {
-    let name = "leader";
+fn leader(read: &Read<Option<Lease>>, (here, server): (Timestamp, Option<Timestamp>)) -> Verdict {
     let fix = "Start the controllers, or see in their logs why they lose the Lease. Until then instances do not change and nothing is delivered.";
-    let lease = match read {
-        Ok(Some(lease)) => lease.spec.clone().unwrap_or_default(),
-        Ok(None) => return failed(name, "there is no Lease: no controller has ever led", fix),
-        Err(why) => return unread(name, why),
+    let Some(lease) = read.as_ref()? else {
+        return Err(failed("there is no Lease: no controller has ever led", fix));
     };
+    let lease = lease.spec.clone().unwrap_or_default();
     let holder = lease.holder_identity.unwrap_or_default();
     if holder.is_empty() {
-        return failed(name, "nobody leads: the last leader has stopped", fix);
+        return Err(failed("nobody leads: the last leader has stopped", fix));
     }
     if let Some(export) = holder.strip_prefix(transfer::IMPORT) {
-        return failed(
-            name,
+        return Err(failed(
             format!("nobody leads: the import of export {export} is not finished"),
             "Run stellage import again with its file; or give up, as docs/export.md says. Until then no controller leads.",
-        );
+        ));
     }
     let renewed = lease.renew_time.map(|time| time.0).unwrap_or_default();
     let age = server.unwrap_or(here).duration_since(renewed);
@@ -505,17 +466,13 @@ fn leader(read: &Read<Option<Lease>>, (here, server): (Timestamp, Option<Timesta
             "nobody leads: {holder} has not renewed the Lease for {} s",
             age.as_secs()
         );
-        return failed(name, message, fix);
+        return Err(failed(message, fix));
     }
-    ok(name, holder)
+    Ok(holder)
 }
 
-fn accounts(read: &Read<Objects<Account>>) -> Check {
-    let name = "accounts";
-    let accounts = match read {
-        Ok(objects) => &objects.all,
-        Err(why) => return unread(name, why),
-    };
+fn accounts(read: &Read<Objects<Account>>) -> Verdict {
+    let accounts = &read.as_ref()?.all;
     let unready = accounts.iter().filter_map(|account| {
         let ready = conditions::find(&account.status.as_ref()?.conditions, READY)?;
         (ready.status == "False").then(|| format!("{} ({})", account.name_any(), ready.reason))
@@ -523,8 +480,7 @@ fn accounts(read: &Read<Objects<Account>>) -> Check {
     let unready: Vec<String> = unready.collect();
     let untouched = accounts.iter().filter(|account| account.status.is_none()).count();
     if !unready.is_empty() {
-        return failed(
-            name,
+        return Err(failed(
             format!(
                 "{} of {} are not ready: {}",
                 unready.len(),
@@ -532,34 +488,29 @@ fn accounts(read: &Read<Objects<Account>>) -> Check {
                 some(&unready)
             ),
             "kubectl describe account NAME has the reason, and what to do.",
-        );
+        ));
     }
     if untouched > 0 {
         let message = format!(
             "{untouched} of {} have not been looked at by the controllers",
             accounts.len()
         );
-        return warning(name, message, "If this lasts, see `leader`.");
+        return Err(warning(message, "If this lasts, see `leader`."));
     }
-    ok(name, format!("{} are ready", accounts.len()))
+    Ok(format!("{} are ready", accounts.len()))
 }
 
-fn mail(accounts: &Read<Objects<Account>>, webhooks: &Read<Objects<Webhook>>) -> Check {
-    let name = "mail";
-    let (accounts, webhooks) = match (accounts, webhooks) {
-        (Ok(accounts), Ok(webhooks)) => (&accounts.all, &webhooks.all),
-        (Err(why), _) | (_, Err(why)) => return unread(name, why),
-    };
+fn mail(accounts: &Read<Objects<Account>>, webhooks: &Read<Objects<Webhook>>) -> Verdict {
+    let (accounts, webhooks) = (&accounts.as_ref()?.all, &webhooks.as_ref()?.all);
     let told = |account: &&Account| {
         let status = account.status.as_ref();
         status.is_some_and(|status| conditions::is_true(&status.conditions, MAIL_UNAVAILABLE))
     };
     if accounts.iter().any(|account| told(&account)) {
-        return warning(
-            name,
+        return Err(warning(
             "there is no mail server: nobody tells account holders that a webhook has been disabled",
             "Set smtp.existingSecret of the chart, or --smtp-url, and restart the controllers.",
-        );
+        ));
     }
     let is_unsent = |webhook: &&Webhook| {
         let disablement = webhook
@@ -572,8 +523,7 @@ fn mail(accounts: &Read<Objects<Account>>, webhooks: &Read<Objects<Webhook>>) ->
     };
     let unsent: Vec<String> = webhooks.iter().filter(is_unsent).map(key).collect();
     if !unsent.is_empty() {
-        return warning(
-            name,
+        return Err(warning(
             format!(
                 "the account holder could not be told about {} of {} webhooks: {}",
                 unsent.len(),
@@ -581,28 +531,23 @@ fn mail(accounts: &Read<Objects<Account>>, webhooks: &Read<Objects<Webhook>>) ->
                 some(&unsent)
             ),
             "notificationError in the status of the webhook has the mail server's words. Correct smtp.existingSecret of the chart, or --smtp-url, and restart the controllers; or spec.email of the Account, if it is the address. It is tried again by itself.",
-        );
+        ));
     }
     if accounts.is_empty() {
-        return ok(name, "nobody to tell yet");
+        return Ok("nobody to tell yet".to_owned());
     }
     // Only an Account's status can show that there is no mail server.
     if accounts.iter().all(|account| account.status.is_none()) {
-        return unknown(
-            name,
+        return Err(unknown(
             "not known: the controllers, which say whether there is a mail server, have not looked at any account",
             "If this lasts, see `leader`.",
-        );
+        ));
     }
-    ok(name, "a mail server is set")
+    Ok("a mail server is set".to_owned())
 }
 
-fn provider(read: &Read<Objects<Instance>>) -> Check {
-    let name = "provider";
-    let instances = match read {
-        Ok(objects) => &objects.all,
-        Err(why) => return unread(name, why),
-    };
+fn provider(read: &Read<Objects<Instance>>) -> Verdict {
+    let instances = &read.as_ref()?.all;
     let in_trouble = |instance: &Instance| {
         let status = instance.status.as_ref()?;
         let ready = conditions::find(&status.conditions, READY)?;
@@ -613,10 +558,9 @@ fn provider(read: &Read<Objects<Instance>>) -> Check {
     };
     let troubled: Vec<String> = instances.iter().filter_map(in_trouble).collect();
     if troubled.is_empty() {
-        return ok(name, format!("no errors at {} instances", instances.len()));
+        return Ok(format!("no errors at {} instances", instances.len()));
     }
-    warning(
-        name,
+    Err(warning(
         format!(
             "{} of {} instances have errors: {}",
             troubled.len(),
@@ -624,15 +568,11 @@ fn provider(read: &Read<Objects<Instance>>) -> Check {
             some(&troubled)
         ),
         "kubectl describe instance NAME -n NAMESPACE has the message; it is tried again by itself.",
-    )
+    ))
 }
 
-fn webhooks(read: &Read<Objects<Webhook>>) -> Check {
-    let name = "webhooks";
-    let webhooks = match read {
-        Ok(objects) => &objects.all,
-        Err(why) => return unread(name, why),
-    };
+fn webhooks(read: &Read<Objects<Webhook>>) -> Verdict {
+    let webhooks = &read.as_ref()?.all;
     let disabled = webhooks.iter().filter_map(|webhook| {
         let disabled = webhook.status.as_ref()?.disabled.as_ref()?;
         Some(format!("{} ({})", key(webhook), disabled.reason.as_str()))
@@ -643,10 +583,9 @@ fn webhooks(read: &Read<Objects<Webhook>>) -> Check {
     });
     let unwell: Vec<String> = disabled.chain(without_secret).collect();
     if unwell.is_empty() {
-        return ok(name, format!("none of {} is disabled", webhooks.len()));
+        return Ok(format!("none of {} is disabled", webhooks.len()));
     }
-    warning(
-        name,
+    Err(warning(
         format!(
             "{} of {} get nothing: {}",
             unwell.len(),
@@ -657,15 +596,11 @@ fn webhooks(read: &Read<Objects<Webhook>>) -> Check {
             "One is its owner's business; if they are many, see whether the controllers reach the Internet. Then: {} webhook enable NAME -n NAMESPACE",
             program()
         ),
-    )
+    ))
 }
 
-fn invoices(read: &Read<Invoices>) -> Check {
-    let name = "invoices";
-    let Invoices { numbers, names, held } = match read {
-        Ok(invoices) => invoices,
-        Err(why) => return unread(name, why),
-    };
+fn invoices(read: &Read<Invoices>) -> Verdict {
+    let Invoices { numbers, names, held } = read.as_ref()?;
     let is_lost = |number: &&InvoiceNumber| {
         !names.contains(&number.spec.invoice) && !number.annotations().contains_key(DELETED_ANNOTATION)
     };
@@ -675,8 +610,7 @@ fn invoices(read: &Read<Invoices>) -> Check {
         .map(|number| format!("{} (account {})", number.spec.number, number.spec.account_name))
         .collect();
     if !lost.is_empty() {
-        return failed(
-            name,
+        return Err(failed(
             format!(
                 "{} of {} numbers have no invoice: {}",
                 lost.len(),
@@ -684,16 +618,15 @@ fn invoices(read: &Read<Invoices>) -> Check {
                 some(&lost)
             ),
             "They were given, and their invoices are lost: restore these, or keep a record of what they were (docs/invoices.md#numbers)",
-        );
+        ));
     }
     if let Some((first, why)) = held.first_key_value() {
-        return warning(
-            name,
+        return Err(warning(
             format!("{} cannot be issued, such as {first}: {why}", held.len()),
             "They wait, and are issued once that is mended (docs/invoices.md)",
-        );
+        ));
     }
-    ok(name, format!("each of {} numbers has its invoice", numbers.len()))
+    Ok(format!("each of {} numbers has its invoice", numbers.len()))
 }
 
 /// A number that the operator's pods set by flag or environment variable.
@@ -719,12 +652,8 @@ fn setting(pods: &[&Pod], flag: &str) -> Option<u32> {
     })
 }
 
-fn backlog(read: &Read<Objects<Webhook>>, pods: &Read<Vec<Pod>>) -> Check {
-    let name = "backlog";
-    let webhooks = match read {
-        Ok(objects) => &objects.all,
-        Err(why) => return unread(name, why),
-    };
+fn backlog(read: &Read<Objects<Webhook>>, pods: &Read<Vec<Pod>>) -> Verdict {
+    let webhooks = &read.as_ref()?.all;
     let sum = |of: fn(&resources::WebhookStatus) -> i64| -> i64 {
         webhooks
             .iter()
@@ -753,31 +682,32 @@ fn backlog(read: &Read<Objects<Webhook>>, pods: &Read<Vec<Pod>>) -> Check {
         .collect();
     let fix = "docs/runbooks.md, StellageDeliveryBacklog: see which receivers are down, or whether the network of the controllers is.";
     if is_near(held, held_bound) {
-        return failed(
-            name,
+        return Err(failed(
             format!("{all}: beyond the second, deliveries are dropped"),
             fix,
-        );
+        ));
     }
     if !losing.is_empty() {
         let losing: Vec<String> = losing.into_iter().collect();
-        return warning(
-            name,
+        return Err(warning(
             format!("{all}; some were dropped of {}", some(&losing)),
             fix,
-        );
+        ));
     }
     if is_near(pending, pending_bound) {
-        return warning(name, format!("{all}: beyond the first, deliveries are held"), fix);
+        return Err(warning(
+            format!("{all}: beyond the first, deliveries are held"),
+            fix,
+        ));
     }
-    ok(name, all)
+    Ok(all)
 }
 
 fn schemas(
     accounts: &Read<Objects<Account>>,
     instances: &Read<Objects<Instance>>,
     webhooks: &Read<Objects<Webhook>>,
-) -> Check {
+) -> Verdict {
     fn unreadable<K: Resource<DynamicType = ()>>(read: &Read<Objects<K>>) -> Vec<String> {
         let objects = read.iter().flat_map(|objects| &objects.unreadable);
         let name = |metadata: &ObjectMeta| {
@@ -789,25 +719,19 @@ fn schemas(
     }
     let found = [unreadable(accounts), unreadable(instances), unreadable(webhooks)].concat();
     if !found.is_empty() {
-        return failed(
-            "schemas",
+        return Err(failed(
             format!(
                 "{} objects do not match their schema, and are ignored: {}",
                 found.len(),
                 some(&found)
             ),
             "Correct them with kubectl edit, or upgrade CRDs and program to the same version.",
-        );
+        ));
     }
-    let unread_ones = [
-        accounts.as_ref().err(),
-        instances.as_ref().err(),
-        webhooks.as_ref().err(),
-    ];
-    match unread_ones.into_iter().flatten().next() {
-        Some(why) => unread("schemas", why),
-        None => ok("schemas", "all objects match them"),
-    }
+    accounts.as_ref()?;
+    instances.as_ref()?;
+    webhooks.as_ref()?;
+    Ok("all objects match them".to_owned())
 }
 
 #[cfg(test)]
@@ -821,6 +745,10 @@ mod tests {
 
     fn noon() -> Timestamp {
         NOON.parse().unwrap()
+    }
+
+    fn checked(verdict: Verdict) -> Check {
+        Check::of("", verdict, UNREAD)
     }
 
     #[test]
@@ -840,14 +768,14 @@ mod tests {
                     serde_json::json!({ DELETED_ANNOTATION: "2027-01-01T00:00:00Z" }),
                 ),
             ];
-            let check = invoices(&Ok(Invoices {
+            let check = checked(invoices(&Ok(Invoices {
                 numbers,
                 names: names.iter().map(|name| (*name).to_owned()).collect(),
                 held: held
                     .iter()
                     .map(|(name, why)| ((*name).to_owned(), (*why).to_owned()))
                     .collect(),
-            }));
+            })));
             (check.outcome, check.message)
         };
         let (outcome, message) = judge(&[], &[]);
@@ -867,12 +795,12 @@ mod tests {
     #[test]
     fn versions_before_the_charts_are_refused() {
         let version = |minor: &str| {
-            kubernetes(&Info {
+            let version = Info {
                 major: "1".to_owned(),
                 minor: minor.to_owned(),
                 ..Info::default()
-            })
-            .outcome
+            };
+            checked(kubernetes(&version)).outcome
         };
         assert_eq!(version("32"), Outcome::Failed);
         assert_eq!((version("33"), version("36+")), (Outcome::Ok, Outcome::Ok));
@@ -890,9 +818,10 @@ mod tests {
             (-90, Outcome::Failed),
         ] {
             let here = noon() + SignedDuration::from_secs(seconds);
-            assert_eq!(clock((here, Some(noon()))).outcome, outcome, "{seconds}");
+            let check = checked(clock((here, Some(noon()))));
+            assert_eq!(check.outcome, outcome, "{seconds}");
         }
-        assert_eq!(clock((noon(), None)).outcome, Outcome::Unknown);
+        assert_eq!(checked(clock((noon(), None))).outcome, Outcome::Unknown);
     }
 
     #[test]
@@ -905,7 +834,7 @@ mod tests {
         let hour = SignedDuration::from_hours(1);
         let after = |seconds| {
             let server = noon() + SignedDuration::from_secs(seconds);
-            leader(&lease, (server + hour, Some(server)))
+            checked(leader(&lease, (server + hour, Some(server))))
         };
         assert_eq!(after(10).outcome, Outcome::Ok);
         let late = after(16);
@@ -929,7 +858,7 @@ mod tests {
             let api = json!({ "spec": { "containers": [{ "name": "stellage", "args": ["api"] }] } });
             let pod = json!({ "spec": { "containers": containers } });
             let pods: Vec<Pod> = serde_json::from_value(json!([api, pod])).unwrap();
-            let check = backlog(&webhooks, &Ok(pods));
+            let check = checked(backlog(&webhooks, &Ok(pods)));
             (check.outcome, check.message)
         };
         let variables = |pending: &str| {
@@ -958,7 +887,7 @@ mod tests {
             );
         }
         for pods in [Ok(Vec::new()), Err("not allowed".to_owned())] {
-            let check = backlog(&webhooks, &pods);
+            let check = checked(backlog(&webhooks, &pods));
             assert_eq!(check.outcome, Outcome::Ok);
             assert!(
                 check.message.contains("no pod says what the operator has"),
@@ -987,23 +916,23 @@ mod tests {
         let read =
             |all: &[serde_json::Value]| -> Read<Vec<Pod>> { Ok(serde_json::from_value(json!(all)).unwrap()) };
         let [evicted, ended, deleted] = others.clone();
-        let check = pods(&read(&[evicted, ended, deleted, pod("current", ready(), "50")]));
+        let all = [evicted, ended, deleted, pod("current", ready(), "50")];
+        let check = checked(pods(&read(&all)));
         assert_eq!(
             (check.outcome, check.message.as_str()),
             (Outcome::Ok, "1 are ready")
         );
-        let check = pods(&read(&[pod("stuck", json!({ "phase": "Pending" }), "50")]));
+        let stuck = [pod("stuck", json!({ "phase": "Pending" }), "50")];
+        let check = checked(pods(&read(&stuck)));
         assert_eq!(check.outcome, Outcome::Failed, "{check:?}");
-        let check = pods(&read(&others));
+        let check = checked(pods(&read(&others)));
         assert!(check.message.starts_with("none: "), "{check:?}");
 
         let webhooks = Ok(Objects {
             all: Vec::new(),
             unreadable: Vec::new(),
         });
-        let [evicted, ended, deleted] = others;
-        let all = [evicted, ended, deleted, pod("current", ready(), "50")];
-        let check = backlog(&webhooks, &read(&all));
+        let check = checked(backlog(&webhooks, &read(&all)));
         assert!(
             check.message.ends_with("the bounds are 100000 and 50"),
             "{check:?}"
@@ -1025,7 +954,7 @@ mod tests {
                 all: Vec::new(),
                 unreadable: Vec::new(),
             });
-            mail(&accounts, &webhooks).outcome
+            checked(mail(&accounts, &webhooks)).outcome
         };
         let (new, seen) = (account(serde_json::Value::Null), account(json!({})));
         let told = account(json!({ "conditions": [{
@@ -1057,7 +986,7 @@ mod tests {
                 all: vec![serde_json::from_value(webhook).unwrap()],
                 unreadable: Vec::new(),
             });
-            let check = mail(&accounts, &webhooks);
+            let check = checked(mail(&accounts, &webhooks));
             (check.outcome, check.message)
         };
         let disabled = |more: serde_json::Value| {
@@ -1095,7 +1024,7 @@ mod tests {
             unreadable: vec![instance.0.unwrap_err()],
         });
         let unread = "forbidden".to_owned();
-        let check = schemas(&Err(unread.clone()), &instances, &Err(unread));
+        let check = checked(schemas(&Err(unread.clone()), &instances, &Err(unread)));
         assert_eq!(check.outcome, Outcome::Failed);
         assert!(check.message.contains("Instance ada/web"), "{check:?}");
     }
@@ -1109,10 +1038,11 @@ mod tests {
             }
         }
         let why = || "not allowed".to_owned();
-        for check in [
+        for verdict in [
             accounts(&Err(why())),
             schemas(&Ok(none()), &Ok(none()), &Err(why())),
         ] {
+            let check = checked(verdict);
             assert_eq!(check.outcome, Outcome::Unknown);
             assert_eq!(check.message, "not checked: not allowed");
         }
@@ -1135,12 +1065,12 @@ mod tests {
             let users = accounts
                 .iter()
                 .map(|account| User::new("stellage-system", (*account).to_owned(), None));
-            let check = policies(
+            let check = checked(policies(
                 &Ok(of_files("ValidatingAdmissionPolicy", namespace)),
                 &Ok(of_files("ValidatingAdmissionPolicyBinding", namespace)),
                 &Ok(users.collect()),
                 "",
-            );
+            ));
             (check.outcome, check.message)
         };
         for accounts in [&["stellage"][..], &["stellage-api", "stellage-controller"], &[]] {

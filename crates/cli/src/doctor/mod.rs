@@ -10,7 +10,7 @@ mod region;
 mod rights;
 mod snapshot;
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use clap::Args;
 use serde::Serialize;
@@ -102,6 +102,48 @@ struct Check {
     /// What to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
+}
+
+impl Check {
+    /// `unread` is what to do if a check could not read its objects.
+    fn of(name: &'static str, verdict: Verdict, unread: &str) -> Self {
+        let (outcome, message, fix) = match verdict {
+            Ok(message) => (Outcome::Ok, message, None),
+            Err(problem) => {
+                let fix = problem.fix.unwrap_or_else(|| unread.to_owned());
+                (problem.outcome, problem.message, Some(fix))
+            }
+        };
+        Self {
+            name,
+            outcome,
+            message,
+            fix,
+        }
+    }
+}
+
+/// What was found, if nothing is to do.
+type Verdict = Result<String, Problem>;
+
+/// Why a check is not ok.
+#[derive(Debug)]
+struct Problem {
+    outcome: Outcome,
+    message: String,
+    /// What to do about it; `None` if the objects of the check could not be read.
+    fix: Option<String>,
+}
+
+/// From the reason why the objects could not be read.
+impl<T: fmt::Display + ?Sized> From<&T> for Problem {
+    fn from(why: &T) -> Self {
+        Self {
+            outcome: Outcome::Unknown,
+            message: format!("not checked: {why}"),
+            fix: None,
+        }
+    }
 }
 
 /// What `--output json` prints.

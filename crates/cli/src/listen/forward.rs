@@ -44,7 +44,7 @@ impl Forwarder {
             // No keep-alive: receivers under development are often restarted.
             .pool_max_idle_per_host(0)
             .build()
-            .map_err(|error| CliError::HttpClient(innermost(&error)))?;
+            .map_err(|error| http::refused(&error))?;
         Ok(Self {
             http,
             url,

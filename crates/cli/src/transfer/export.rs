@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     fs::{File, OpenOptions},
     io::{self, BufWriter, Write},
-    os::unix::fs::OpenOptionsExt as _,
+    os::{fd::AsFd as _, unix::fs::OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -67,7 +67,7 @@ pub(crate) async fn run(args: ExportArgs, which: &ClusterArgs) -> Result<(), Cli
     let namespace = &args.operator_namespace;
     let mut before = unfinished_import(&cluster, namespace).await?;
     if !args.while_running && !before.is_free().await? {
-        return Err(CliError::Transfer(format!(
+        return Err(CliError::Plain(format!(
             "the operator runs: {} holds the Lease, and goes on delivering events that the file would deliver again\nStop it: kubectl scale deployment --all --replicas=0 -n {namespace}; or export the state of this moment with --while-running.",
             before.holder().unwrap_or("somebody")
         )));
@@ -80,10 +80,10 @@ pub(crate) async fn run(args: ExportArgs, which: &ClusterArgs) -> Result<(), Cli
         path: args.output.clone(),
         source,
     };
-    let file = Sink::open(&args.output).map_err(failed)?;
+    let file = create(&args.output).map_err(failed)?;
     let out = match &keys {
-        None => Out::Plain(file),
-        Some(_) => Out::Packed(Packer::new(file, keys.as_ref()).map_err(failed)?),
+        None => Packer::Plain(file),
+        keys => Packer::new(file, keys.as_ref()).map_err(failed)?,
     };
     let header = Header::new(ids::random_suffix(), namespace);
     let out = Writer::new(out, &header).map_err(failed)?;
@@ -93,16 +93,13 @@ pub(crate) async fn run(args: ExportArgs, which: &ClusterArgs) -> Result<(), Cli
     // Check before writing the last line, without which the file cannot be imported.
     let after = Leadership::read(&cluster, namespace).await?;
     if !args.while_running && after.version() != before.version() {
-        return Err(CliError::Transfer(
+        return Err(CliError::Plain(
             "an operator was started meanwhile, so the file is not what this installation has now\nStop it, and export again into another file.".to_owned(),
         ));
     }
     let (out, counts) = export.out.end().map_err(failed)?;
-    let file = match out {
-        Out::Plain(file) => file,
-        Out::Packed(packer) => packer.finish().map_err(failed)?,
-    };
-    file.done().map_err(failed)?;
+    let file = out.finish().map_err(failed)?;
+    close(file, &args.output).map_err(failed)?;
     note(&format!("exported {}", words(&counts)));
     Ok(())
 }
@@ -115,7 +112,7 @@ pub(super) async fn unfinished_import<'a>(
     let lease = Leadership::read(cluster, namespace).await?;
     match lease.import() {
         None => Ok(lease),
-        Some(import) => Err(CliError::Transfer(format!(
+        Some(import) => Err(CliError::Plain(format!(
             "the import of export {import} is not finished here: run stellage import again with its file"
         ))),
     }
@@ -150,66 +147,24 @@ pub(super) fn words(counts: &Counts) -> String {
     counts.join(", ")
 }
 
-/// Where lines go.
-enum Out {
-    Plain(Sink),
-    Packed(Packer<Sink>),
-}
-
-impl Write for Out {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Plain(sink) => sink.write(bytes),
-            Self::Packed(packer) => packer.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Self::Plain(sink) => sink.flush(),
-            Self::Packed(packer) => packer.flush(),
-        }
-    }
-}
-
-/// Where the file goes.
-enum Sink {
-    File(BufWriter<File>),
-    Stdout(BufWriter<io::Stdout>),
-}
-
-impl Sink {
-    fn open(path: &Path) -> io::Result<Self> {
-        if path == Path::new("-") {
-            return Ok(Self::Stdout(BufWriter::new(io::stdout())));
-        }
+/// Makes the file; `-` is stdout.
+fn create(path: &Path) -> io::Result<BufWriter<File>> {
+    let file = if path == Path::new("-") {
+        File::from(io::stdout().as_fd().try_clone_to_owned()?)
+    } else {
         let mut options = OpenOptions::new();
-        let file = options.write(true).create_new(true).mode(0o600).open(path)?;
-        Ok(Self::File(BufWriter::new(file)))
-    }
-
-    fn done(self) -> io::Result<()> {
-        match self {
-            Self::File(file) => file.into_inner()?.sync_all(),
-            Self::Stdout(mut stdout) => stdout.flush(),
-        }
-    }
+        options.write(true).create_new(true).mode(0o600).open(path)?
+    };
+    Ok(BufWriter::new(file))
 }
 
-impl Write for Sink {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::File(file) => file.write(bytes),
-            Self::Stdout(stdout) => stdout.write(bytes),
-        }
+/// Writes what is left, and makes sure that a file is on the disk.
+fn close(file: BufWriter<File>, path: &Path) -> io::Result<()> {
+    let file = file.into_inner()?;
+    if path == Path::new("-") {
+        return Ok(());
     }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Self::File(file) => file.flush(),
-            Self::Stdout(stdout) => stdout.flush(),
-        }
-    }
+    file.sync_all()
 }
 
 /// The resourceVersion of now. All lists are of this one for as long as the API server keeps it, so that the file has the state of one

@@ -111,7 +111,7 @@ impl Source {
     }
 
     fn refused(&self, reason: String) -> CliError {
-        CliError::Transfer(format!("cannot import {}: {reason}", self.shown))
+        CliError::Plain(format!("cannot import {}: {reason}", self.shown))
     }
 }
 
@@ -210,13 +210,13 @@ async fn free_lease<'a>(
     match lease.import() {
         Some(id) if id == header.id => note("going on with the interrupted import"),
         Some(other) => {
-            return Err(CliError::Transfer(format!(
+            return Err(CliError::Plain(format!(
                 "the import of another export, {other}, is not finished here: run stellage import with that file"
             )));
         }
         None => {
             if !lease.is_free().await? {
-                return Err(CliError::Transfer(format!(
+                return Err(CliError::Plain(format!(
                     "the operator runs: {} holds the Lease\nStop it: kubectl scale deployment --all --replicas=0 -n {namespace}",
                     lease.holder().unwrap_or("somebody")
                 )));
@@ -256,9 +256,9 @@ impl Only {
         let name = self.account.name_any();
         let found = cluster.call("read the Account", accounts.get_opt(&name)).await?;
         match found {
-            Some(found) if origin::uid(&found.metadata) != origin::uid(&self.account.metadata) => Err(
-                CliError::Transfer(format!("there is another account {name} here")),
-            ),
+            Some(found) if origin::uid(&found.metadata) != origin::uid(&self.account.metadata) => {
+                Err(CliError::Plain(format!("there is another account {name} here")))
+            }
             _ => Ok(()),
         }
     }
@@ -296,7 +296,7 @@ async fn check_crds(cluster: &Cluster, operator_namespace: &str) -> Result<(), C
     if lacks.is_empty() {
         return Ok(());
     }
-    Err(CliError::Transfer(format!(
+    Err(CliError::Plain(format!(
         "the CRDs of this cluster are older than this program, and would drop what they lack: {}\nInstall the operator of this version first; without Helm, `{} doctor --operator-namespace {operator_namespace}` prints the command.",
         lacks.join(", "),
         program()
@@ -319,7 +319,7 @@ async fn check_empty(cluster: &Cluster, is_wanted: impl Fn(Which) -> bool) -> Re
     if found.is_empty() {
         return Ok(());
     }
-    Err(CliError::Transfer(format!(
+    Err(CliError::Plain(format!(
         "this installation is not empty, it has {}: import into one without accounts, or one account at a time with --account",
         found.join(", ")
     )))
@@ -496,7 +496,7 @@ impl Import<'_> {
     fn kind(&self, object: &DynamicObject) -> Result<&Kind, CliError> {
         let name = kind_of(object);
         let known = self.kinds.iter().find(|kind| kind.resource.kind == name);
-        known.ok_or_else(|| CliError::Transfer(format!("the file has objects of the unknown kind {name}")))
+        known.ok_or_else(|| CliError::Plain(format!("the file has objects of the unknown kind {name}")))
     }
 
     /// Who writes objects of a kind: ours are written as the operator, since nobody else may write statuses and records.
@@ -607,7 +607,7 @@ impl Import<'_> {
                 kind_of(object),
                 place(new)
             );
-            Err(CliError::Transfer(message))
+            Err(CliError::Plain(message))
         };
         match self.kind(object)?.which {
             Which::Ours | Which::Invoices | Which::Numbers => {
@@ -645,13 +645,13 @@ impl Import<'_> {
         // An import that was interrupted after it deleted the namespace goes on.
         let has_deleted_it = object.metadata.deletion_timestamp.is_some();
         if here.metadata.deletion_timestamp.is_some() && !has_deleted_it {
-            return Err(CliError::Transfer(format!(
+            return Err(CliError::Plain(format!(
                 "the namespace {name} is being deleted here: wait until it is gone, and run it again"
             )));
         }
         let account = |namespace: &DynamicObject| namespace.labels().get(ACCOUNT_LABEL).cloned();
         if account(here) != account(new) {
-            return Err(CliError::Transfer(format!(
+            return Err(CliError::Plain(format!(
                 "there is a namespace {name} without the label that it has in the file, {ACCOUNT_LABEL}: {}\nSet the label if the account may have this namespace, and run it again.",
                 account(new).unwrap_or_else(|| "(none)".to_owned())
             )));

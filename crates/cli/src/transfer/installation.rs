@@ -150,7 +150,7 @@ async fn backup(args: BackupArgs, which: &ClusterArgs) -> Result<(), CliError> {
     };
     let written = tokio::select! {
         written = written => written,
-        () = told_to_end() => Err(CliError::Transfer("interrupted: there is no backup".to_owned())),
+        () = told_to_end() => Err(CliError::Plain("interrupted: there is no backup".to_owned())),
     };
     let (counts, bytes) = match written {
         Ok(Some(written)) => written,
@@ -249,7 +249,7 @@ async fn nothing_to_back_up(
 ) -> Result<(), CliError> {
     let all = store.backups().await?;
     if let Some(last) = all.iter().find(|backup| backup.installation == name.installation) {
-        return Err(CliError::Transfer(format!(
+        return Err(CliError::Plain(format!(
             "this installation has no accounts, and had some when {} was made: nothing is backed up, and no old backup is deleted\nIf they are lost, restore that backup. If they were deleted on purpose, plan no more backups, and keep what is left, such as invoices, with `{} export`.",
             last.name,
             program()
@@ -309,8 +309,7 @@ async fn restore(args: RestoreArgs, which: &ClusterArgs) -> Result<(), CliError>
     let store = Store::of(&args.store)?;
     let all = store.backups().await?;
     let wanted = chosen(&all, &args.backup)?;
-    let copied =
-        |error: std::io::Error| CliError::Transfer(format!("cannot write a temporary file: {error}"));
+    let copied = |error: std::io::Error| CliError::Plain(format!("cannot write a temporary file: {error}"));
     // Readable for its owner alone, and encrypted if the backup is.
     let mut copy = NamedTempFile::new().map_err(copied)?;
     store.download(&wanted.name, copy.as_file_mut()).await?;
@@ -327,15 +326,15 @@ fn chosen<'a>(all: &'a [Backup], name: &str) -> Result<&'a Backup, CliError> {
     if name != "latest" {
         let found = all.iter().find(|backup| backup.name == name);
         return found.ok_or_else(|| {
-            CliError::Transfer(format!(
+            CliError::Plain(format!(
                 "there is no backup {name}\n`stellage installation backups` with the same --target lists those that exist."
             ))
         });
     }
     let first = all.first();
-    let first = first.ok_or_else(|| CliError::Transfer("there are no backups".to_owned()))?;
+    let first = first.ok_or_else(|| CliError::Plain("there are no backups".to_owned()))?;
     if all.iter().any(|backup| backup.installation != first.installation) {
-        return Err(CliError::Transfer(
+        return Err(CliError::Plain(
             "there are backups of several installations, so the latest may be that of another one\n`stellage installation backups` with the same --target lists them; pass the name of one."
                 .to_owned(),
         ));

@@ -86,50 +86,40 @@ impl Keys {
     }
 }
 
-/// Packs what is written into it.
-pub(super) struct Packer<W: Write>(GzEncoder<Envelope<W>>);
-
-enum Envelope<W: Write> {
-    Open(W),
-    Sealed(StreamWriter<W>),
+/// Writes into a file or a buffer, packed or as it is.
+pub(super) enum Packer<W: Write> {
+    Plain(W),
+    Gzip(GzEncoder<W>),
+    Sealed(GzEncoder<StreamWriter<W>>),
 }
 
 impl<W: Write> Packer<W> {
+    /// Packs what is written, and encrypts it if there are keys.
     pub(super) fn new(out: W, keys: Option<&Keys>) -> io::Result<Self> {
-        let envelope = match keys {
-            None => Envelope::Open(out),
-            Some(keys) => {
-                let recipients = keys.recipients.iter().map(|key| key as &dyn age::Recipient);
-                let encryptor = Encryptor::with_recipients(recipients).map_err(io::Error::other)?;
-                Envelope::Sealed(encryptor.wrap_output(out)?)
-            }
+        let Some(keys) = keys else {
+            return Ok(Self::Gzip(GzEncoder::new(out, Compression::fast())));
         };
-        Ok(Self(GzEncoder::new(envelope, Compression::fast())))
+        let recipients = keys.recipients.iter().map(|key| key as &dyn age::Recipient);
+        let encryptor = Encryptor::with_recipients(recipients).map_err(io::Error::other)?;
+        let sealed = encryptor.wrap_output(out)?;
+        Ok(Self::Sealed(GzEncoder::new(sealed, Compression::fast())))
     }
 
-    /// Writes what is missing at the end, without which nothing can be read.
+    /// Writes what is missing at the end, without which nothing packed can be read.
     pub(super) fn finish(self) -> io::Result<W> {
-        match self.0.finish()? {
-            Envelope::Open(out) => Ok(out),
-            Envelope::Sealed(out) => out.finish(),
+        match self {
+            Self::Plain(out) => Ok(out),
+            Self::Gzip(out) => out.finish(),
+            Self::Sealed(out) => out.finish()?.finish(),
         }
     }
 }
 
 impl<W: Write> Write for Packer<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<W: Write> Write for Envelope<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Open(out) => out.write(bytes),
+            Self::Plain(out) => out.write(bytes),
+            Self::Gzip(out) => out.write(bytes),
             Self::Sealed(out) => out.write(bytes),
         }
     }

@@ -180,7 +180,7 @@ impl Store {
     }
 
     fn failure(&self, doing: &str, error: &object_store::Error) -> CliError {
-        CliError::Transfer(format!("cannot {doing} in {}: {error}", self.target))
+        CliError::Plain(format!("cannot {doing} in {}: {error}", self.target))
     }
 
     /// Where the backup of this name is, for messages.
@@ -241,7 +241,7 @@ impl Store {
         let mut parts = found.into_stream();
         while let Some(part) = parts.try_next().await.map_err(failed)? {
             let written = file.write_all(&part);
-            written.map_err(|error| CliError::Transfer(format!("cannot write a temporary file: {error}")))?;
+            written.map_err(|error| CliError::Plain(format!("cannot write a temporary file: {error}")))?;
         }
         Ok(())
     }
@@ -309,7 +309,7 @@ impl Upload<'_> {
             return Ok(self.sent);
         }
         self.store.objects.delete(&self.path).await.map_err(failed)?;
-        Err(CliError::Transfer(format!(
+        Err(CliError::Plain(format!(
             "{} has stored {} bytes of the backup, of which {} were sent, so it was deleted",
             self.store.target, stored.size, self.sent
         )))

@@ -226,7 +226,9 @@ async fn write(
             }
         }
     }
-    Err(CliError::Contended(format!("Secret {name}")))
+    Err(CliError::Plain(format!(
+        "Secret {name} keeps being changed by others; try again"
+    )))
 }
 
 /// Makes the operator read the Secret at once, by annotating the webhook. If that fails, it reads the Secret within ten seconds.

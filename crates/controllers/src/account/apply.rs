@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Resource, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PropagationPolicy},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
@@ -30,7 +30,7 @@ use resources::{
     conditions, ids, origin,
     webhook::WEBHOOK_SECRET_LABEL,
 };
-use runtime::client::{Pages, bounded};
+use runtime::client::{Pages, bounded, only, written_by};
 
 /// When to check again for something that no watch reports: the deletion of a foreign namespace.
 const CHECK_AGAIN: Duration = Duration::from_secs(30);
@@ -267,12 +267,8 @@ impl Work<'_> {
             // A plain create: server-side apply would take over a namespace that somebody else has just
             // created.
             Start::Create => {
-                let parameters = PostParams {
-                    field_manager: Some(CONTROLLER.to_owned()),
-                    ..Default::default()
-                };
                 self.all::<Namespace>()
-                    .create(&parameters, &wanted)
+                    .create(&written_by(CONTROLLER), &wanted)
                     .doing("create the namespace")
                     .await?;
                 let note = format!("created namespace {}", self.namespace);
@@ -479,10 +475,7 @@ impl Work<'_> {
             "finalizers": finalizers,
         }});
         origin::add_to(&mut patch, &account.metadata);
-        let parameters = PatchParams {
-            field_manager: Some(CONTROLLER.to_owned()),
-            ..Default::default()
-        };
+        let parameters = PatchParams::apply(CONTROLLER);
         self.all::<Account>()
             .patch(&account.name_any(), &parameters, &Patch::Merge(patch))
             .doing(doing)
@@ -612,13 +605,7 @@ impl Work<'_> {
         self.delete_all::<ApiKey>(&all, "list the ApiKeys", "delete an ApiKey")
             .await?;
         if created_by_operator {
-            let parameters = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: namespace.metadata.uid.clone(),
-                    resource_version: None,
-                }),
-                ..Default::default()
-            };
+            let parameters = only(namespace.metadata.uid.clone(), None);
             let namespaces = self.all::<Namespace>();
             let deleted = namespaces.delete(&self.namespace, &parameters);
             return gone_is_fine(deleted.doing("delete the namespace").await);
@@ -685,11 +672,8 @@ impl Work<'_> {
             stream::iter(stay.map(Ok))
                 .try_for_each_concurrent(CONCURRENCY, |object| async {
                     let parameters = DeleteParams {
-                        preconditions: Some(Preconditions {
-                            uid: object.metadata.uid.clone(),
-                            resource_version: None,
-                        }),
-                        ..DeleteParams::background()
+                        propagation_policy: Some(PropagationPolicy::Background),
+                        ..only(object.metadata.uid.clone(), None)
                     };
                     gone_is_fine(api.delete(&object.name_any(), &parameters).doing(deleting).await)
                 })
@@ -733,13 +717,9 @@ impl Work<'_> {
             .resource_version
             .clone_from(&account.metadata.resource_version);
         written.status = Some(status);
-        let parameters = PostParams {
-            field_manager: Some(CONTROLLER.to_owned()),
-            ..Default::default()
-        };
         let answer = self
             .all::<Account>()
-            .replace_status(&account.name_any(), &parameters, &written)
+            .replace_status(&account.name_any(), &written_by(CONTROLLER), &written)
             .doing("write the status")
             .await;
         match answer {

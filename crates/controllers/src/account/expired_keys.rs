@@ -5,14 +5,14 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{DeleteParams, ListParams, Preconditions},
+    api::{DeleteParams, ListParams, PropagationPolicy},
 };
 use tokio_util::sync::CancellationToken;
 
 use resources::ApiKey;
 use runtime::{
     Clock,
-    client::{CallError, Pages, bounded},
+    client::{CallError, Pages, bounded, only},
 };
 
 const EVERY: Duration = Duration::from_hours(1);
@@ -40,11 +40,8 @@ async fn sweep(client: &Client, now: Timestamp) -> Result<(), CallError> {
     while let Some(page) = pages.next().await? {
         for key in page.items.iter().filter(|key| key.is_expired(until)) {
             let parameters = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: key.metadata.uid.clone(),
-                    resource_version: None,
-                }),
-                ..DeleteParams::background()
+                propagation_policy: Some(PropagationPolicy::Background),
+                ..only(key.metadata.uid.clone(), None)
             };
             let api: Api<ApiKey> = Api::namespaced(client.clone(), &key.namespace().unwrap_or_default());
             match bounded(api.delete(&key.name_any(), &parameters)).await {

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use kube::{
-    Api, ResourceExt as _,
-    api::{DeleteParams, Preconditions},
-};
+use kube::{Api, ResourceExt as _};
 
 use super::{
     create, is_final_refusal,
@@ -20,7 +17,7 @@ use domain::{
 use providers::Provider;
 use resources::{Backup, BackupPhase, BackupStatus, backup::FINALIZER, tracking::CONTROLLER_MANAGER};
 use runtime::{
-    client::{self, CallError, bounded},
+    client::{self, CallError, bounded, only},
     metrics::OutcomeLabels,
 };
 
@@ -110,13 +107,7 @@ impl<P: Provider> Reconciler<P> {
 
     /// Deletes a backup that newer ones have replaced.
     pub(super) async fn delete(&self, backup: &Backup) -> Result<(), CallError> {
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: backup.metadata.uid.clone(),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
+        let params = only(backup.metadata.uid.clone(), None);
         let _permit = self.writes.acquire().await;
         let api: Api<Backup> = Api::namespaced(self.controller.client.clone(), namespace(backup));
         match bounded(api.delete(&backup.name_any(), &params)).await {

@@ -1,7 +1,7 @@
 //! Creates scheduled backups.
 
 use jiff::Timestamp;
-use kube::{Api, Client, ResourceExt as _, api::PostParams, core::Status};
+use kube::{Api, Client, ResourceExt as _, core::Status};
 
 use domain::backup::schedule::scheduled_name;
 use resources::{
@@ -11,7 +11,7 @@ use resources::{
     quota,
     tracking::CONTROLLER_MANAGER,
 };
-use runtime::client::{CallError, bounded};
+use runtime::client::{CallError, bounded, written_by};
 
 /// The scheduled Backup of an instance for a time of its schedule, or its second attempt.
 pub fn scheduled(instance: &Instance, scheduled_for: Timestamp, is_retry: bool, now: Timestamp) -> Backup {
@@ -34,13 +34,9 @@ pub fn scheduled(instance: &Instance, scheduled_for: Timestamp, is_retry: bool, 
 
 /// Creates a [`scheduled`] Backup. Succeeds if it already exists.
 pub async fn create(client: &Client, backup: &Backup) -> Result<(), CallError> {
-    let params = PostParams {
-        field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
     let namespace = backup.metadata.namespace.as_deref().unwrap_or_default();
     let api: Api<Backup> = Api::namespaced(client.clone(), namespace);
-    match bounded(api.create(&params, backup)).await {
+    match bounded(api.create(&written_by(CONTROLLER_MANAGER), backup)).await {
         Err(error) if error.status().is_some_and(Status::is_already_exists) => Ok(()),
         outcome => outcome.map(drop),
     }

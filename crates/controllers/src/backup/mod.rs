@@ -2,7 +2,6 @@
 //!
 //! - `reconcile`: one reconcile of one Backup: `observe` gathers what the decision depends on, `apply` writes it;
 //! - `index`: the backups by instance, also for the Instance controller;
-//! - `restores`: the instances, by the backup that they are restored from;
 //! - `create`: creates scheduled backups.
 
 mod apply;
@@ -10,7 +9,6 @@ mod create;
 mod index;
 mod observe;
 mod reconcile;
-mod restores;
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,15 +19,14 @@ use tokio_util::sync::CancellationToken;
 
 pub use create::{create, is_final_refusal, scheduled};
 pub use index::BackupIndex;
-use reconcile::Reconciler;
-pub use restores::Restores;
+use reconcile::{Reconciler, namespace};
 
 use super::{account::AccountDirectory, census};
 use domain::{backup::BackupLimits, event::Outbox};
 use providers::Provider;
 use resources::{Backup, BackupPhase, BackupStatus, Instance};
 use runtime::{
-    Clock, Metrics, ReconcileQueue, Store,
+    ByNamespace, Clock, Metrics, ReconcileQueue, Store,
     backoff::Backoffs,
     events::Events,
     metrics::KindLabels,
@@ -51,8 +48,8 @@ pub struct BackupController<P> {
     pub index: BackupIndex,
     /// The instances, as shown by their watch.
     pub instances: Store<Instance>,
-    /// The instances that are restored from backups.
-    pub restores: Restores,
+    /// The same, by namespace.
+    pub instances_of: ByNamespace<Instance>,
     /// The reconcile queue of instances, which also knows the versions that their controller has written.
     pub instance_queue: ReconcileQueue<Instance>,
     /// Tells which regions are simulated.
@@ -118,6 +115,35 @@ impl<P: Provider> BackupController<P> {
     ) -> impl work_queue::Reconcile + Send + 'static {
         self.with(queue)
     }
+}
+
+/// The backup that the instance's spec names, and the one that is being restored to it.
+fn named(instance: &Instance) -> impl Iterator<Item = &str> {
+    let status = instance.status.as_ref();
+    let operation = status.and_then(|status| status.operation.as_ref());
+    let under_way = operation.and_then(|operation| operation.restore_from.as_deref());
+    instance.spec.restore_from.as_deref().into_iter().chain(under_way)
+}
+
+/// The instances that name this backup, in the order of their names.
+fn targets(instances: &ByNamespace<Instance>, backup: &Backup) -> Vec<Arc<Instance>> {
+    let mut all = instances.of(namespace(backup));
+    all.retain(|instance| named(instance).any(|name| backup.metadata.name.as_deref() == Some(name)));
+    all.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+    all
+}
+
+/// The listener for the watch of Backups. It queues the instances that are to be restored from a changed backup, and must be
+/// called after the index's listener.
+pub fn backup_listener(
+    instances: ByNamespace<Instance>,
+    queue: ReconcileQueue<Instance>,
+) -> Box<dyn Listener<Backup>> {
+    Box::new(move |change: &Change<Backup>| {
+        if let Change::Applied(backup) | Change::Deleted(backup) = change {
+            queue.again(targets(&instances, backup));
+        }
+    })
 }
 
 /// The listener for the watch of Instances. It queues the backups that depend on a changed instance.

@@ -5,7 +5,10 @@ use std::{future::Future, sync::Arc};
 use jiff::SignedDuration;
 use kube::ResourceExt as _;
 
-use super::reconcile::{Reconciler, namespace};
+use super::{
+    reconcile::{Reconciler, namespace},
+    targets,
+};
 use crate::provider_call;
 use domain::{
     backup::{
@@ -14,7 +17,7 @@ use domain::{
         retention::{gives_way, has_room},
     },
     instance::wants_restore,
-    provider::{BackupObservation, BackupProgress, ProviderError},
+    provider::{BackupObservation, ProviderError},
 };
 use providers::Provider;
 use resources::{Backup, BackupPhase, Instance, origin};
@@ -108,7 +111,7 @@ impl<P: Provider> Reconciler<P> {
     /// Name of an Instance that is being restored from this backup, or will be.
     fn restored_to(&self, backup: &Backup) -> Option<String> {
         let name = backup.name_any();
-        let shown = self.controller.restores.targets(backup).into_iter();
+        let shown = targets(&self.controller.instances_of, backup).into_iter();
         let mut instances = shown.map(|shown| self.controller.instance_queue.freshest(shown));
         // Data that has been deleted does not wait for ever for a restore that does not begin.
         let deleted_at = backup.metadata.deletion_timestamp.as_ref().map(|time| time.0);
@@ -128,7 +131,7 @@ impl<P: Provider> Reconciler<P> {
     }
 
     /// Asks the provider for whatever the backup needs next.
-    pub(super) async fn ask(&self, backup: &Backup, has_account: bool, has_begun_now: bool) -> Asked {
+    pub(super) async fn ask(&self, backup: &Backup, has_account: bool) -> Asked {
         let what = self.with_situation(backup, has_account, |situation| question(backup, situation));
         let provider = &self.controller.provider;
         let now = self.controller.clock.now();
@@ -137,20 +140,10 @@ impl<P: Provider> Reconciler<P> {
                 .timed(backup, provider.delete_backup(backup))
                 .await
                 .map_or_else(Asked::Failed, |()| Asked::Deleted),
-            (Question::Progress, Some(instance)) => {
-                let state = async {
-                    if !has_begun_now {
-                        let seen = provider.backup_state(backup, &instance, now).await?;
-                        if seen.progress != BackupProgress::Unknown {
-                            return Ok(seen);
-                        }
-                    }
-                    provider.create_backup(backup, &instance, now).await
-                };
-                self.timed(backup, state)
-                    .await
-                    .map_or_else(Asked::Failed, Asked::Observed)
-            }
+            (Question::Progress, Some(instance)) => self
+                .timed(backup, provider.create_backup(backup, &instance, now))
+                .await
+                .map_or_else(Asked::Failed, Asked::Observed),
             _ => Asked::Nothing,
         }
     }

@@ -108,7 +108,6 @@ impl<P: Provider> Reconcile for Reconciler<P> {
 
 impl<P: Provider> Reconciler<P> {
     async fn pass(&self, mut backup: Arc<Backup>) -> Result<Option<Duration>, CallError> {
-        let mut has_begun_now = false;
         for _ in 0..MAX_STEPS {
             if backup.is_deleting() && !backup.has_finalizer() {
                 return Ok(None);
@@ -130,7 +129,7 @@ impl<P: Provider> Reconciler<P> {
             } else {
                 None
             };
-            let asked = self.ask(&backup, has_account, has_begun_now).await;
+            let asked = self.ask(&backup, has_account).await;
             let now = self.controller.clock.now();
             let mut decision = self.with_situation(&backup, has_account, |situation| {
                 decide(&backup, situation, asked.seen(), now)
@@ -148,7 +147,7 @@ impl<P: Provider> Reconciler<P> {
             }
             let written = self.store(&backup, &decision).await?;
             drop(permit);
-            has_begun_now = backup.phase() == BackupPhase::Waiting;
+            let was_waiting = backup.phase() == BackupPhase::Waiting;
             let has_changed = written.is_some();
             backup = written.unwrap_or(backup);
             if decision.effect == Effect::Delete {
@@ -159,7 +158,7 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(Some(self.backoffs.next(&ObjectRef::of(&*backup))));
             }
             self.backoffs.reset(&ObjectRef::of(&*backup));
-            let goes_on = backup.phase() == BackupPhase::Running && has_begun_now
+            let goes_on = backup.phase() == BackupPhase::Running && was_waiting
                 || backup.is_deleting()
                 || backup.has_data_left();
             if !(has_changed && goes_on) {

@@ -4,11 +4,7 @@ use std::collections::HashMap;
 
 use futures::StreamExt as _;
 use jiff::Timestamp;
-use kube::{
-    Api, Client,
-    api::{DeleteParams, ListParams, Preconditions},
-    core::ObjectMeta,
-};
+use kube::{Api, Client, api::ListParams, core::ObjectMeta};
 
 use crate::webhook::shared::Shared;
 use domain::delivery::key;
@@ -17,7 +13,7 @@ use resources::{
     delivery::{self, FINISHED_LABEL, is_unowned},
     origin,
 };
-use runtime::client::{CallError, Pages, bounded};
+use runtime::client::{CallError, Pages, bounded, only};
 
 /// Maximum number of concurrent deletions in a namespace.
 const CONCURRENCY: usize = 4;
@@ -115,13 +111,7 @@ pub(crate) async fn delete(shared: &Shared, namespace: &str, mut surplus: Vec<Fi
     futures::stream::iter(surplus)
         .for_each_concurrent(CONCURRENCY, async |delivery| {
             // Delete only the listed version: the delivery may have been sent again since.
-            let params = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: delivery.uid,
-                    resource_version: delivery.version,
-                }),
-                ..DeleteParams::default()
-            };
+            let params = only(delivery.uid, delivery.version);
             // A failed deletion is retried in the next round.
             if let Err(error) = bounded(api.delete(&delivery.name, &params)).await
                 && !error.is_not_found()

@@ -1,7 +1,7 @@
 //! Completes the Deliveries with which account holders and the facade request that a delivery from the event log be sent again: the
 //! content comes from the page that they name. Nothing that they write is signed.
 
-use kube::{Api, ResourceExt as _, api::PostParams, core::DeserializeGuard};
+use kube::{Api, ResourceExt as _, core::DeserializeGuard};
 
 use super::store;
 use crate::webhook::{FIELD_MANAGER, shared::Shared};
@@ -9,7 +9,7 @@ use domain::delivery::{job_key_of, key};
 use resources::{
     Delivery, EventLog, Webhook, event_log::page_of, ids, instance::IDEMPOTENCY_ANNOTATION, origin,
 };
-use runtime::client::{CallError, bounded};
+use runtime::client::{CallError, bounded, written_by};
 
 /// Queues a Delivery that is only a request, to be completed. Returns `false` if it is a complete one, which
 /// is for the dispatcher.
@@ -52,11 +52,7 @@ pub(crate) async fn complete(shared: &Shared, namespace: &str, name: &str) -> Re
             .insert(IDEMPOTENCY_ANNOTATION.to_owned(), done.clone());
     }
     delivery.metadata.resource_version = request.resource_version();
-    let params = PostParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
-    match bounded(api.replace(name, &params, &delivery)).await {
+    match bounded(api.replace(name, &written_by(FIELD_MANAGER), &delivery)).await {
         // Somebody else has changed or deleted it; the watch shows the result.
         Err(error) if !error.is_conflict() && !error.is_not_found() => Err(error),
         _ => Ok(()),

@@ -2,17 +2,13 @@
 
 use std::{sync::Arc, time::Instant};
 
-use kube::{
-    Api,
-    api::{DeleteParams, PostParams, Preconditions},
-    core::Status,
-};
+use kube::{Api, core::Status};
 
 use crate::webhook::{FIELD_MANAGER, shared::Shared};
 use domain::delivery::{WriteRequest, Written};
 use resources::{Delivery, quota};
 use runtime::{
-    client::{CallError, bounded},
+    client::{CallError, bounded, only, written_by},
     log_throttle::LogThrottle,
 };
 
@@ -22,10 +18,7 @@ static WRITES: LogThrottle = LogThrottle::new();
 
 /// Carries out a write.
 pub(crate) async fn write(shared: &Shared, request: WriteRequest) -> Written {
-    let params = PostParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
+    let params = written_by(FIELD_MANAGER);
     if let WriteRequest::Create(delivery) | WriteRequest::Replace(delivery) = &request
         && delivery.is_finished()
     {
@@ -104,13 +97,7 @@ pub(crate) async fn delete(
     delivery: &Delivery,
     version: Option<String>,
 ) -> Result<(), CallError> {
-    let params = DeleteParams {
-        preconditions: Some(Preconditions {
-            uid: delivery.metadata.uid.clone(),
-            resource_version: version,
-        }),
-        ..DeleteParams::default()
-    };
+    let params = only(delivery.metadata.uid.clone(), version);
     match bounded(api.delete(name(delivery), &params)).await {
         Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
         _ => Ok(()),

@@ -6,11 +6,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use kube::{
-    Api,
-    api::{ListParams, PostParams},
-    core::Status,
-};
+use kube::{Api, api::ListParams, core::Status};
 
 use crate::{
     delivery::store::is_hopeless,
@@ -22,7 +18,7 @@ use resources::{
     event_log::{CLOCKS_DIFFER, written_at},
     origin, quota,
 };
-use runtime::client::{self, CallError, Pages, bounded, is_denial};
+use runtime::client::{self, CallError, Pages, bounded, is_denial, written_by};
 
 /// Event log pages per list request.
 const AT_ONCE: u32 = 100;
@@ -47,10 +43,7 @@ pub(crate) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageW
     let Some(page) = EventLog::page(namespace, origin::uid(&account.metadata), page.at, page.events) else {
         return PageWritten::Impossible;
     };
-    let params = PostParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
+    let params = written_by(FIELD_MANAGER);
     match bounded(client::create(&shared.deps.client, &page, &params)).await {
         Ok(_) => {}
         // An earlier attempt succeeded after all: the name is derived from the contents.

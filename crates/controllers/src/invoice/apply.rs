@@ -2,27 +2,16 @@
 
 use std::time::Duration;
 
-use kube::{
-    Api, Resource,
-    api::{DeleteParams, PostParams, Preconditions},
-};
+use kube::{Api, Resource};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::reconcile::{Reconciler, State};
 use domain::event::{OutboxVersion, outbox};
 use resources::{Invoice, InvoicePage, invoice::SETTLED_LABEL, origin, tracking::CONTROLLER_MANAGER};
-use runtime::client::{CallError, bounded};
+use runtime::client::{CallError, bounded, only, written_by};
 
 pub(super) fn name<K: Resource>(object: &K) -> &str {
     object.meta().name.as_deref().unwrap_or_default()
-}
-
-/// The parameters of a write.
-pub(super) fn as_manager() -> PostParams {
-    PostParams {
-        field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-        ..PostParams::default()
-    }
 }
 
 /// An invoice about which nothing is left to do.
@@ -115,7 +104,7 @@ impl Reconciler {
             + Serialize
             + DeserializeOwned,
     {
-        let (params, api) = (as_manager(), self.api(&object));
+        let (params, api) = (written_by(CONTROLLER_MANAGER), self.api(&object));
         let mut written = if object.meta().resource_version.is_some() {
             bounded(api.replace(name(&object), &params, &object)).await?
         } else {
@@ -132,13 +121,8 @@ impl Reconciler {
             + std::fmt::Debug
             + DeserializeOwned,
     {
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: object.meta().uid.clone(),
-                resource_version: object.meta().resource_version.clone(),
-            }),
-            ..DeleteParams::default()
-        };
+        let metadata = object.meta();
+        let params = only(metadata.uid.clone(), metadata.resource_version.clone());
         match bounded(self.api(object).delete(name(object), &params)).await {
             Err(error) if error.is_not_found() => Ok(()),
             outcome => outcome.map(drop),

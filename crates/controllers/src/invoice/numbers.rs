@@ -7,12 +7,12 @@ use std::collections::HashMap;
 
 use kube::{Api, Client, ResourceExt as _, api::ListParams, core::DeserializeGuard};
 
-use super::apply::as_manager;
 use resources::{
     Invoice, InvoiceNumber, InvoiceNumberSpec,
     invoice_number::{NUMBER_LABEL, ROW_LABEL, number, object_name, row, sequence},
+    tracking::CONTROLLER_MANAGER,
 };
-use runtime::client::{CallError, Pages, bounded};
+use runtime::client::{CallError, Pages, bounded, written_by};
 
 /// Gives out the invoice numbers.
 pub(super) struct InvoiceNumbers {
@@ -97,7 +97,9 @@ impl InvoiceNumbers {
         let mut object = InvoiceNumber::new(&object_name(number), spec);
         object.metadata.labels = Some([(ROW_LABEL.to_owned(), row.to_owned())].into());
         let api: Api<InvoiceNumber> = Api::all(self.client.clone());
-        bounded(api.create(&as_manager(), &object)).await.map(drop)
+        bounded(api.create(&written_by(CONTROLLER_MANAGER), &object))
+            .await
+            .map(drop)
     }
 
     /// Whose a number is that is taken. Nobody's if it has been deleted meanwhile; it stays taken.

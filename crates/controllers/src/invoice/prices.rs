@@ -9,10 +9,10 @@ use kube::{Api, Client};
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
-use super::apply::as_manager;
 use domain::invoice::{PriceHistory, stored_prices};
+use resources::tracking::CONTROLLER_MANAGER;
 use runtime::{
-    client::{CallError, bounded},
+    client::{CallError, bounded, written_by},
     shared_catalogue::SharedCatalogue,
 };
 
@@ -102,7 +102,7 @@ impl KeptPrices {
             return Ok(None);
         }
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-        let params = as_manager();
+        let params = written_by(CONTROLLER_MANAGER);
         let Some(mut object) = bounded(api.get_opt(stored_prices::NAME)).await? else {
             let history = updated(&PriceHistory::new(catalogue.prices_at(now).clone()));
             let new = ConfigMap {

@@ -10,14 +10,15 @@ use kube::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Deps, apply::as_manager};
+use super::Deps;
 use resources::{
     Invoice, InvoiceNumber, InvoicePage,
     invoice::SETTLED_LABEL,
     invoice_number::{DELETED_ANNOTATION, object_name},
     invoice_page::INVOICE_LABEL,
+    tracking::CONTROLLER_MANAGER,
 };
-use runtime::client::{CallError, Pages, bounded};
+use runtime::client::{CallError, Pages, bounded, written_by};
 
 /// How often to look.
 const EVERY: Duration = Duration::from_hours(6);
@@ -96,7 +97,7 @@ async fn mark_number(deps: &Deps, invoice: &Invoice) -> Result<(), CallError> {
     };
     let annotations = stored.metadata.annotations.get_or_insert_default();
     annotations.insert(DELETED_ANNOTATION.to_owned(), deps.clock.now().to_string());
-    bounded(api.replace(&number, &as_manager(), &stored))
+    bounded(api.replace(&number, &written_by(CONTROLLER_MANAGER), &stored))
         .await
         .map(drop)
 }

@@ -228,10 +228,7 @@ impl Worker {
         let sent = account.status.as_ref().map(|status| &*status.notified_at);
         let times = limits::with(self.deps.limits, sent.unwrap_or_default(), sent_at);
         let patch = json!({ "metadata": { "uid": account.metadata.uid }, "status": { "notifiedAt": times } });
-        let params = PatchParams {
-            field_manager: Some(FIELD_MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
+        let params = PatchParams::apply(FIELD_MANAGER);
         let api: Api<Account> = Api::all(self.deps.client.clone());
         let name = account.metadata.name.as_deref().unwrap_or_default();
         match bounded(api.patch_status(name, &params, &Patch::Merge(&patch))).await {

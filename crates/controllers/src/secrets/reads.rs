@@ -95,10 +95,7 @@ async fn remove_expired(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (_
     let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
     let name = &webhook.spec.secret_ref.name;
     let api: Api<Secret> = Api::namespaced(shared.deps.client.clone(), namespace);
-    let params = PatchParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PatchParams::default()
-    };
+    let params = PatchParams::apply(FIELD_MANAGER);
     if let Err(error) = bounded(api.patch(name, &params, &Patch::Merge(&patch))).await {
         tracing::warn!(namespace, name, %error, "cannot remove an expired signing secret; will retry in an hour");
     }

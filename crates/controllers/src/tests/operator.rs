@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::api_server::{ApiServer, Stored};
 use crate::{
     account::AccountDirectory,
-    backup::{BackupController, BackupIndex, Restores, instance_listener},
+    backup::{BackupController, BackupIndex, backup_listener, instance_listener},
     instance::InstanceController,
     invoice::{self, InvoiceController},
     ledger::Ledger,
@@ -208,16 +208,6 @@ impl Provider for Flaky {
     ) -> Result<BackupObservation, ProviderError> {
         self.fails(Some(instance))?;
         self.simulator.create_backup(backup, instance, now).await
-    }
-
-    async fn backup_state(
-        &self,
-        backup: &Backup,
-        instance: &Instance,
-        now: Timestamp,
-    ) -> Result<BackupObservation, ProviderError> {
-        self.fails(Some(instance))?;
-        self.simulator.backup_state(backup, instance, now).await
     }
 
     async fn delete_backup(&self, backup: &Backup) -> Result<(), ProviderError> {
@@ -449,7 +439,7 @@ impl Operator {
         let invoice_queue = ReconcileQueue::default();
         let index = BackupIndex::new(backup_queue.clone());
         let by_namespace = ByNamespace::default();
-        let (ledger, restores) = (Ledger::default(), Restores::default());
+        let ledger = Ledger::default();
         let events = |name| Events::new(client.clone(), name, "test");
         let billing = invoice::InvoiceSettings {
             bills_simulated: true,
@@ -483,7 +473,6 @@ impl Operator {
                 Box::new(by_namespace.clone()),
                 monitor.listener(),
                 invoices_after,
-                restores.listener(),
                 instance_listener(index.clone(), backup_queue.clone()),
             ],
         );
@@ -492,7 +481,7 @@ impl Operator {
             vec![
                 outbox.listener(),
                 index.listener(),
-                restores.backup_listener(queue.clone()),
+                backup_listener(by_namespace.clone(), queue.clone()),
                 Box::new(backup_queue.clone()),
                 invoice_controller.backup_listener(),
             ],
@@ -543,7 +532,7 @@ impl Operator {
             outbox,
             index,
             instances: instances.reader.clone(),
-            restores,
+            instances_of: by_namespace,
             instance_queue: queue.clone(),
             catalogue: catalogue.clone(),
             limits: LIMITS,

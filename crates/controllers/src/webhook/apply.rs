@@ -84,10 +84,7 @@ async fn marked<'a>(
     let mut patch =
         json!({ "metadata": { "resourceVersion": metadata.resource_version, "uid": metadata.uid } });
     origin::add_to(&mut patch, metadata);
-    let params = PatchParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PatchParams::default()
-    };
+    let params = PatchParams::apply(FIELD_MANAGER);
     let name = metadata.name.as_deref().unwrap_or_default();
     let written = bounded(api.patch_metadata(name, &params, &Patch::Merge(&patch))).await?;
     let mut marked = webhook.clone();

@@ -70,10 +70,12 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Maximum numbers of manual backups.
+/// How many backups there may be when a manual one is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackupLimits {
+    /// Of one instance: those that wait, run or are completed.
     pub per_instance: usize,
+    /// Of an account: also the completed scheduled ones of its deleted instances.
     pub per_account: usize,
 }
 
@@ -405,7 +407,7 @@ impl Machine<'_> {
                         self.fail(code, message.clone());
                         return;
                     }
-                    BackupProgress::Busy | BackupProgress::Unknown => {
+                    BackupProgress::Busy => {
                         self.describe("Running", "the backup is being made");
                         self.decision.recheck_after = observation.recheck_after;
                     }

@@ -173,8 +173,6 @@ pub struct Observation {
 /// The progress of a backup.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BackupProgress {
-    /// The provider does not know it: it has not begun.
-    Unknown,
     /// In progress.
     Busy,
     /// Finished, with this size in GB.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{
     names::{BACKUP_UID, CONSISTENCY, INSTALLATION, INSTANCE_UID, MANAGED_BY, STELLAGE, Server, Snapshot},
     observe::state,
-    plan::{Action, Answer, Kind, NOT_NOW, Reach, Refusal, says},
+    plan::{Action, Answer, Calls, Conversation, Kind, NOT_NOW, Reach, Refusal, says},
     slim::{VirtualMachine, VirtualMachineInstance, VolumeSnapshot},
 };
 use domain::{
@@ -73,33 +73,27 @@ pub struct Seen {
     pub reach: Reach,
     /// The server.
     pub vm: Option<Arc<VirtualMachine>>,
-    /// The calls so far, and their answers.
-    log: Vec<(Action, Answer)>,
+    calls: Calls,
 }
 
 impl Seen {
     /// What is known before the first call.
-    pub const fn new(reach: Reach, vm: Option<Arc<VirtualMachine>>) -> Self {
+    pub fn new(reach: Reach, vm: Option<Arc<VirtualMachine>>) -> Self {
         Self {
             reach,
             vm,
-            log: Vec::new(),
+            calls: Calls::default(),
         }
     }
+}
 
-    /// Takes note of an answer.
-    pub fn take(&mut self, action: Action, answer: Answer) {
-        self.log.push((action, answer));
+impl Conversation for Seen {
+    fn calls(&self) -> &Calls {
+        &self.calls
     }
 
-    /// Whether this call was made before.
-    pub fn has_asked(&self, action: &Action) -> bool {
-        self.answer(|asked| asked == action).is_some()
-    }
-
-    fn answer(&self, is_asked: impl Fn(&Action) -> bool) -> Option<&Answer> {
-        let mut log = self.log.iter().rev();
-        log.find_map(|(asked, answer)| is_asked(asked).then_some(answer))
+    fn take(&mut self, action: Action, answer: Answer) {
+        self.calls.push(action, answer);
     }
 }
 
@@ -122,13 +116,18 @@ impl<T> Plan<T> {
             raw,
         }
     }
+
+    /// The end if the region answers something else.
+    pub(super) fn nonsense(region: &str) -> Box<Self> {
+        let message = format!("the region {region} answered something else");
+        Box::new(Self::end(Err(ProviderError::Nonsense(message)), None))
+    }
 }
 
-/// Plans the next call about a backup. `may_begin` says whether one that is not there is to be begun.
+/// Plans the next call about a backup, which is begun if it is not there.
 pub fn plan(
     backup: &Backup,
     instance: &Instance,
-    may_begin: bool,
     seen: &Seen,
     region: &KubeVirt,
     now: Timestamp,
@@ -143,8 +142,7 @@ pub fn plan(
         Ok(Found::Nothing) if planner.known(known::CONSISTENCY).is_some() => {
             Err(failed(code::FAILED, "the snapshot of the disk is lost", None))
         }
-        Ok(Found::Nothing) if may_begin => planner.begin(instance),
-        Ok(Found::Nothing) => Ok(BackupProgress::Unknown),
+        Ok(Found::Nothing) => planner.begin(instance),
         Ok(Found::Refused(refusal)) => Err(not_now(refusal)),
     };
     *step.map_or_else(|plan| plan, |progress| observed(progress, BTreeMap::new()))
@@ -208,7 +206,7 @@ impl<'a> Planner<'a> {
 
     /// The snapshot, as it was last seen; or the call that looks.
     fn snapshot(&self) -> Result<Found<'a>, Action> {
-        let last = self.seen.log.iter().rev().find_map(|call| match call {
+        let last = self.seen.calls.rev().find_map(|call| match call {
             (_, Answer::Snapshot(snapshot)) => Some(Ok(Found::Snapshot(snapshot))),
             (Action::Get { kind, .. }, Answer::Refused(refusal)) if *kind == Kind::Snapshot => {
                 Some(Ok(match refusal.status {
@@ -227,10 +225,7 @@ impl<'a> Planner<'a> {
     }
 
     fn look(&self) -> Action {
-        Action::Get {
-            kind: Kind::Snapshot,
-            name: self.place.name.clone(),
-        }
+        Action::get(Kind::Snapshot, &self.place.name)
     }
 
     /// Begins the backup.
@@ -245,10 +240,7 @@ impl<'a> Planner<'a> {
         let Some(class) = &self.region.snapshot_class else {
             return Err(unavailable(None));
         };
-        match self.call(Action::Get {
-            kind: Kind::SnapshotClass,
-            name: class.clone(),
-        })? {
+        match self.call(Action::get(Kind::SnapshotClass, class))? {
             Answer::SnapshotClass(found) if found.deletion_policy == "Delete" => {}
             Answer::SnapshotClass(found) => {
                 let policy = &found.deletion_policy;
@@ -320,11 +312,7 @@ impl<'a> Planner<'a> {
     /// The server's run. The watch may not have shown yet that an agent has come, and what it shows late would be wrong of the backup for
     /// good.
     fn run(&self, server: &Server, vm: Option<&VirtualMachine>) -> Step<Option<&'a VirtualMachineInstance>> {
-        let get = Action::Get {
-            kind: Kind::Run,
-            name: server.name.clone(),
-        };
-        match self.call(get)? {
+        match self.call(Action::get(Kind::Run, &server.name))? {
             Answer::Run(run) => Ok(Some(&**run).filter(|run| vm.is_some_and(|vm| run.is_run_of(vm)))),
             Answer::Refused(refusal) if refusal.status == 404 => Ok(None),
             Answer::Refused(refusal) => Err(not_now(refusal)),
@@ -368,9 +356,10 @@ impl<'a> Planner<'a> {
         }
         let mut state = BTreeMap::new();
         let has_cut = snapshot.status.creation_time.is_some();
-        let asked = self.seen.answer(|action| matches!(action, Action::Freeze { .. }));
+        let mut calls = self.seen.calls.rev();
+        let asked = calls.find(|(action, _)| matches!(action, Action::Freeze { .. }));
         // One that was not answered may have been done.
-        let has_failed = matches!(asked, Some(Answer::Refused(_)));
+        let has_failed = matches!(asked, Some((_, Answer::Refused(_))));
         let is_frozen = asked.is_some() || self.known(known::FROZEN).is_some();
         if is_frozen && (has_cut || has_failed) {
             self.thaw(server)?;
@@ -418,12 +407,8 @@ impl<'a> Planner<'a> {
 
     /// Whether the data is that of the first cut: if that was lost before it was ready, external-snapshotter has cut the disk again.
     fn is_first_cut(&self, snapshot: &VolumeSnapshot) -> Step<()> {
-        let name = snapshot.status.bound_volume_snapshot_content_name.clone();
-        let kind = Kind::SnapshotContent;
-        match self.call(Action::Get {
-            kind,
-            name: name.unwrap_or_default(),
-        })? {
+        let name = snapshot.status.bound_volume_snapshot_content_name.as_deref();
+        match self.call(Action::get(Kind::SnapshotContent, name.unwrap_or_default()))? {
             Answer::SnapshotContent(content) if content.holds(snapshot) => Ok(()),
             Answer::Refused(refusal) if refusal.status != 404 => Err(not_now(refusal)),
             _ => {
@@ -443,13 +428,8 @@ impl<'a> Planner<'a> {
             let patch = json!({
                 "metadata": { "uid": snapshot.metadata.uid, "annotations": { CONSISTENCY: "crash" } },
             });
-            let answer = self.call(Action::Patch {
-                kind: Kind::Snapshot,
-                name: self.place.name.clone(),
-                patch,
-                dry_run: false,
-            })?;
-            if let Answer::Refused(refusal) = answer {
+            let patch = Action::patch(Kind::Snapshot, &self.place.name, patch);
+            if let Answer::Refused(refusal) = self.call(patch)? {
                 return Err(not_now(refusal));
             }
             return Ok("crash");
@@ -467,14 +447,6 @@ impl<'a> Planner<'a> {
         let source = status.and_then(|status| status.source.as_ref());
         BackupProgress::Done {
             size_gb: source.map_or(0.0, |source| f64::from(source.disk_size_gb)),
-        }
-    }
-
-    fn delete_call(&self, snapshot: &VolumeSnapshot) -> Action {
-        Action::Delete {
-            kind: Kind::Snapshot,
-            name: self.place.name.clone(),
-            uid: snapshot.metadata.uid.clone().unwrap_or_default(),
         }
     }
 
@@ -497,11 +469,8 @@ impl<'a> Planner<'a> {
             Ok(Found::Nothing) => return Plan::end(Ok(()), None),
             Ok(Found::Refused(refusal)) if refusal.status == 403 => {
                 // The rights are gone with the namespace, and so is all that was in it.
-                let get = Action::Get {
-                    kind: Kind::Namespace,
-                    name: self.place.namespace.clone(),
-                };
-                return match self.seen.answer(|action| *action == get) {
+                let get = Action::get(Kind::Namespace, &self.place.namespace);
+                return match self.seen.calls.answer(&get) {
                     None => todo(get),
                     Some(Answer::Refused(gone)) if gone.status == 404 => Plan::end(Ok(()), None),
                     Some(_) => Plan::end(not_now(NOT_NOW), Some(says(refusal))),
@@ -512,13 +481,13 @@ impl<'a> Planner<'a> {
         if !snapshot.is_of(&self.place) {
             return Plan::end(Ok(()), None);
         }
-        let delete = self.delete_call(snapshot);
+        let delete = Action::delete(Kind::Snapshot, &snapshot.metadata);
         if snapshot.metadata.deletion_timestamp.is_none() {
             if !self.is_taken_up(snapshot) {
                 let words = "the storage of the region has yet to take the snapshot up";
                 return Plan::end(not_now(words), None);
             }
-            match self.seen.answer(|action| *action == delete) {
+            match self.seen.calls.answer(&delete) {
                 None => return todo(delete),
                 Some(Answer::Refused(refusal)) if !matches!(refusal.status, 404 | 409) => {
                     return Plan::end(not_now(NOT_NOW), Some(says(refusal)));
@@ -556,7 +525,7 @@ impl<'a> Planner<'a> {
 
     /// The answer to a call; makes the call first.
     fn call(&self, action: Action) -> Step<&'a Answer> {
-        let answer = self.seen.answer(|asked| *asked == action);
+        let answer = self.seen.calls.answer(&action);
         answer.ok_or_else(|| self.todo(action))
     }
 
@@ -572,8 +541,7 @@ impl<'a> Planner<'a> {
     }
 
     fn nonsense(&self) -> Box<Plan<BackupObservation>> {
-        let message = format!("the region {} answered something else", self.code);
-        Box::new(Plan::end(Err(ProviderError::Nonsense(message)), None))
+        Plan::nonsense(self.code)
     }
 }
 

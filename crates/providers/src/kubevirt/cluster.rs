@@ -1,5 +1,5 @@
-//! The cluster of a region: its watches, and the thin shell around the planner, which makes the calls that it plans; that about backups
-//! is in `backups`, that about private networks in `networks`.
+//! The cluster of a region: its watches, and the thin shell around the planner, which makes the calls that it plans; what is there about
+//! backups is in `backups`, about private networks in `networks`.
 
 mod backups;
 mod networks;
@@ -18,7 +18,11 @@ use http::{Method, Request, header};
 use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::authentication::v1::SelfSubjectReview, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    api::{
+        authentication::v1::SelfSubjectReview,
+        core::v1::{PersistentVolumeClaim, Pod},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{
     Api, Client, Config,
@@ -34,11 +38,12 @@ use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    backup,
     names::{
         self, INSTALLATION, INSTANCE, INSTANCE_UID, IPV4, IPV6, NetworkNames, STELLAGE, Server, Snapshot,
     },
-    plan::{Action, Answer, Joined, Kind, Plan, Reach, Refusal, Seen, plan},
-    slim::{Claim, DataVolume, NetworkAttachment, Pod, VirtualMachine, VirtualMachineInstance},
+    plan::{Action, Answer, Conversation, Joined, Kind, Plan, Reach, Refusal, Seen, plan},
+    slim::{DataVolume, NetworkAttachment, VirtualMachine, VirtualMachineInstance},
 };
 use crate::{
     Instances, Membership, Step,
@@ -61,6 +66,8 @@ use runtime::{
 const STEP: Duration = Duration::from_secs(8);
 /// Most calls of one step. None needs as many, so a plan that goes round in circles ends.
 const CALLS_A_STEP: usize = 24;
+/// When the same call is made again.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// When a step that ran out of time or calls is continued.
 const CONTINUE_AFTER: Duration = Duration::from_secs(1);
 /// How long the UID of a server that is gone is remembered: a call that the cluster carries out late may make it again.
@@ -443,11 +450,7 @@ impl Cluster {
                 "removing a server whose instance is gone"
             );
             let name = ObjectRef::of(&*machine);
-            let action = Action::Delete {
-                kind: Kind::VirtualMachine,
-                name: name.name().to_owned(),
-                uid: machine.metadata.uid.clone().unwrap_or_default(),
-            };
+            let action = Action::delete(Kind::VirtualMachine, &machine.metadata);
             if let Err(error) = self.call(name.namespace(), &action).await {
                 tracing::warn!(region = self.code, machine = key(&*machine), %error, "cannot remove the server");
             }
@@ -482,10 +485,7 @@ impl Cluster {
     async fn sweep(&self, namespace: &str, uids: &[String]) -> kube::Result<bool> {
         // " in " as it is in a URL.
         let selector = format!("{INSTANCE_UID}%20in%20({})", uids.join(","));
-        let list = Action::List {
-            kind: Kind::DataVolume,
-            selector: selector.clone(),
-        };
+        let list = Action::list(Kind::DataVolume, selector.clone());
         let disks = match self.call(namespace, &list).await? {
             Answer::DataVolumes(disks) => disks,
             // The namespace is gone, too, and the rights in it.
@@ -631,10 +631,7 @@ impl Cluster {
         let (region, instance) = (&*self.code, step.instance);
         let until = Instant::now() + STEP;
         let server = Server::of(instance, &self.settings);
-        let unavailable = |error: kube::Error| {
-            tracing::warn!(region, instance = key(instance), %error, "a call of the region's cluster failed");
-            ProviderError::Unavailable("the cluster of the region does not answer".to_owned())
-        };
+        let unavailable = |error: kube::Error| self.unanswered(&key(instance), &error);
         let mut seen = self.seen(&server, &step).await.map_err(unavailable)?;
         let Reservation { addresses, trouble } = self.reserve(instance);
         seen.addresses = addresses;
@@ -693,6 +690,49 @@ impl Cluster {
         continued(outcome)
     }
 
+    /// Makes one call after the other about an object, until there is no more to do or no time left.
+    async fn carry_out<S: Conversation + Send, T: Send>(
+        self: &Arc<Self>,
+        object: &str,
+        namespace: &str,
+        seen: &mut S,
+        plan: impl Fn(&S) -> backup::Plan<T> + Send,
+    ) -> Result<T, ProviderError> {
+        let region = &*self.code;
+        let until = Instant::now() + STEP;
+        let mut calls = 0;
+        loop {
+            let next = plan(seen);
+            let has_time = Instant::now() < until && calls < CALLS_A_STEP;
+            let Some(action) = next.action.filter(|_| has_time) else {
+                if let Some(says) = next.raw {
+                    tracing::info!(region, object, says, "trouble in the region's cluster");
+                }
+                return next.outcome;
+            };
+            calls += 1;
+            if seen.calls().answer(&action).is_some() {
+                tokio::time::sleep(AGAIN_AFTER).await;
+            }
+            let answer = match &action {
+                Action::Freeze { .. } => self.freeze(namespace, &action).await,
+                Action::Thaw { .. } => {
+                    self.thaw(namespace, &action);
+                    Ok(Answer::Done)
+                }
+                _ => self.call(namespace, &action).await,
+            };
+            let answer = answer.map_err(|error| self.unanswered(object, &error))?;
+            seen.take(action, answer);
+        }
+    }
+
+    /// What is reported of a call about an object that has no answer.
+    fn unanswered(&self, object: &str, error: &kube::Error) -> ProviderError {
+        tracing::warn!(region = self.code, object, %error, "a call of the region's cluster failed");
+        ProviderError::Unavailable("the cluster of the region does not answer".to_owned())
+    }
+
     /// Deletes the namespace of an account's servers, which Stellage has made, unless there are any. `namespace` is the account's own,
     /// and `account` its public id.
     pub(crate) async fn forget_account(
@@ -706,21 +746,16 @@ impl Cluster {
             return Err(ProviderError::Unreachable { region, since });
         }
         let name = names::namespace(&self.settings.namespace_prefix, namespace);
-        let failed = |error: kube::Error| {
-            tracing::warn!(region = self.code, namespace = name, %error, "cannot delete the namespace of servers");
-            ProviderError::Unavailable("the cluster of the region does not answer".to_owned())
-        };
-        let kind = Kind::Namespace;
-        let get = Action::Get {
-            kind,
-            name: name.clone(),
-        };
-        let Answer::Object(found) = self.call(&name, &get).await.map_err(failed)? else {
+        let unavailable = |error: kube::Error| self.unanswered(&name, &error);
+        let get = Action::get(Kind::Namespace, &name);
+        let Answer::Object(found) = self.call(&name, &get).await.map_err(unavailable)? else {
             return Ok(());
         };
-        let labels = found.labels.unwrap_or_default();
+        let labels = found.labels.as_ref();
         let ours = names::account_labels(&self.settings, account);
-        let is_ours = ours.iter().all(|(key, value)| labels.get(*key) == Some(value));
+        let is_ours = ours
+            .iter()
+            .all(|(key, value)| labels.and_then(|labels| labels.get(*key)) == Some(value));
         let has_servers = self
             .machines
             .state()
@@ -728,13 +763,8 @@ impl Cluster {
             .any(|machine| machine.metadata.namespace.as_ref() == Some(&name));
         if is_ours && !has_servers {
             self.namespaces.lock().remove(&name);
-            let uid = found.uid.unwrap_or_default();
-            let delete = Action::Delete {
-                kind,
-                name: name.clone(),
-                uid,
-            };
-            self.call(&name, &delete).await.map_err(failed)?;
+            let delete = Action::delete(Kind::Namespace, &found);
+            self.call(&name, &delete).await.map_err(unavailable)?;
         }
         Ok(())
     }
@@ -746,11 +776,7 @@ impl Cluster {
 
     /// Whether the agent in the guest of a server answers.
     pub(crate) async fn has_agent(&self, server: &Server) -> kube::Result<bool> {
-        let get = Action::Get {
-            kind: Kind::Run,
-            name: server.name.clone(),
-        };
-        let request = request(&server.namespace, &get)?;
+        let request = request(&server.namespace, &Action::get(Kind::Run, &server.name))?;
         let run: VirtualMachineInstance = self.client.request(request).await?;
         let mut conditions = run.status.conditions.iter();
         Ok(conditions.any(|condition| condition.r#type == "AgentConnected" && condition.status == "True"))
@@ -758,11 +784,7 @@ impl Cluster {
 
     /// Whether a namespace is gone.
     pub(crate) async fn is_namespace_gone(&self, name: &str) -> kube::Result<bool> {
-        let get = Action::Get {
-            kind: Kind::Namespace,
-            name: name.to_owned(),
-        };
-        let answer = self.call(name, &get).await?;
+        let answer = self.call(name, &Action::get(Kind::Namespace, name)).await?;
         Ok(matches!(answer, Answer::Refused(refusal) if refusal.status == 404))
     }
 
@@ -825,7 +847,7 @@ impl Cluster {
                 return Ok(Answer::Pods(list.items));
             }
             Action::List { .. } => {
-                let list: List<Claim> = client.request(request).await?;
+                let list: List<PersistentVolumeClaim> = client.request(request).await?;
                 return Ok(Answer::Claims(list.items));
             }
             // `call` has taken what is inside.

@@ -7,15 +7,16 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
     names::{BACKUP_UID, BOOT, CREATED_BY, DISK, INSTANCE_UID, Server, Snapshot},
     observe::plan_of,
-    plan::{Action, Answer, Kind, Reach, Refusal, Seen, plan},
-    slim::{DataVolume, Pod, RunStrategy, VirtualMachineInstance},
-    testing::{ACCOUNT_UID, UID, at, merge, parse_run, parse_vm, region},
+    plan::{Action, Answer, Kind, Reach, Seen, plan},
+    slim::{DataVolume, RunStrategy, VirtualMachineInstance},
+    testing::{ACCOUNT_UID, UID, at, merge, parse_run, parse_vm, refused, region},
 };
 use domain::{
     catalogue::region::KubeVirt,
@@ -78,14 +79,6 @@ struct World {
     /// How often each disk was made, but for calls that came late: what these make is only a stray.
     made: BTreeMap<String, u32>,
     trace: Vec<String>,
-}
-
-fn refusal(status: u16, message: &str) -> Answer {
-    Answer::Refused(Refusal {
-        status,
-        reason: String::new(),
-        message: message.to_owned(),
-    })
 }
 
 /// The only backup, which is completed.
@@ -431,7 +424,7 @@ impl World {
         match action {
             Action::Post { kind, object } => self.post(*kind, object),
             Action::Apply { .. } if self.namespace.is_some() => Answer::Done,
-            Action::Apply { .. } => refusal(404, "namespaces not found"),
+            Action::Apply { .. } => refused(404, "namespaces not found"),
             Action::Get { kind, name } => match kind {
                 Kind::VirtualMachine if self.vm.is_some() => self.vm_answer(),
                 Kind::Run if self.run.is_some() => Answer::Run(parse_run(self.run.as_ref().unwrap())),
@@ -458,7 +451,7 @@ impl World {
                     let content = json!({ "status": status });
                     Answer::SnapshotContent(serde_json::from_value(content).unwrap())
                 }
-                _ => refusal(404, "not found"),
+                _ => refused(404, "not found"),
             },
             Action::List { kind, selector } => match kind {
                 Kind::DataVolume => {
@@ -484,11 +477,11 @@ impl World {
                 ..
             } => {
                 let Some(vm) = &mut self.vm else {
-                    return refusal(404, "not found");
+                    return refused(404, "not found");
                 };
                 for key in ["uid", "resourceVersion"] {
                     if vm["metadata"][key] != patch["metadata"][key] {
-                        return refusal(409, "the object has been modified");
+                        return refused(409, "the object has been modified");
                     }
                 }
                 let before = vm["spec"].clone();
@@ -505,7 +498,7 @@ impl World {
                 ..
             } => {
                 let Some(disk) = self.disks.get_mut(name) else {
-                    return refusal(404, "not found");
+                    return refused(404, "not found");
                 };
                 merge(disk, patch);
                 Answer::Done
@@ -514,16 +507,16 @@ impl World {
                 if self.claims.contains_key(name) {
                     Answer::Done
                 } else {
-                    refusal(404, "not found")
+                    refused(404, "not found")
                 }
             }
             Action::ClearRequests { patch, .. } => {
                 let Some(vm) = &mut self.vm else {
-                    return refusal(404, "not found");
+                    return refused(404, "not found");
                 };
                 let is_same = vm["metadata"]["uid"] == patch[0]["value"];
                 if !is_same || text(vm, "/status/stateChangeRequests/0/action") != "Start" {
-                    return refusal(422, "the server rejected our request");
+                    return refused(422, "the server rejected our request");
                 }
                 vm["status"]
                     .as_object_mut()
@@ -532,17 +525,17 @@ impl World {
                 self.vm_answer()
             }
             Action::Stop { .. } => self.stop(),
-            Action::Freeze { .. } | Action::Thaw { .. } | Action::In { .. } => refusal(405, "not modelled"),
+            Action::Freeze { .. } | Action::Thaw { .. } | Action::In { .. } => refused(405, "not modelled"),
             Action::Delete {
                 kind: Kind::VirtualMachine,
                 uid,
                 ..
             } => {
                 let Some(vm) = &mut self.vm else {
-                    return refusal(404, "not found");
+                    return refused(404, "not found");
                 };
                 if text(vm, "/metadata/uid") != uid {
-                    return refusal(409, "the UID in the precondition does not match");
+                    return refused(409, "the UID in the precondition does not match");
                 }
                 if !is_deleting(vm) {
                     vm["metadata"]["deletionTimestamp"] = json!(self.now);
@@ -555,7 +548,7 @@ impl World {
                     .get(name)
                     .is_some_and(|disk| text(disk, "/metadata/uid") == uid);
                 if !is_same {
-                    return refusal(404, "not found, or another one");
+                    return refused(404, "not found, or another one");
                 }
                 self.disks.remove(name);
                 Answer::Done
@@ -583,7 +576,7 @@ impl World {
 
     fn post(&mut self, kind: Kind, object: &Value) -> Answer {
         let name = text(object, "/metadata/name").to_owned();
-        let exists = || refusal(409, "already exists");
+        let exists = || refused(409, "already exists");
         if kind == Kind::Namespace {
             if self.namespace.is_some() {
                 return exists();
@@ -592,7 +585,7 @@ impl World {
             return Answer::Done;
         }
         if self.namespace.is_none() {
-            return refusal(404, "namespaces not found");
+            return refused(404, "namespaces not found");
         }
         let mut object = object.clone();
         object["metadata"]["creationTimestamp"] = json!(self.now);
@@ -625,22 +618,22 @@ impl World {
                 self.vm = Some(object);
                 return self.vm_answer();
             }
-            _ => return refusal(405, "not modelled"),
+            _ => return refused(405, "not modelled"),
         }
         Answer::Done
     }
 
     fn stop(&mut self) -> Answer {
         let Some(vm) = &mut self.vm else {
-            return refusal(404, "not found");
+            return refused(404, "not found");
         };
         let Some(run) = self.run.as_mut().filter(|run| !is_final(run)) else {
-            return refusal(409, "VM is not running");
+            return refused(409, "VM is not running");
         };
         let is_zero = run["spec"]["terminationGracePeriodSeconds"] == 0;
         run["spec"]["terminationGracePeriodSeconds"] = 0.into();
         if is_zero && text(vm, "/spec/runStrategy") == "Halted" {
-            return refusal(
+            return refused(
                 409,
                 "Halted only supports manual stop requests with a shorter graceperiod",
             );

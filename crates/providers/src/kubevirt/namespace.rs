@@ -95,10 +95,7 @@ impl ServerNamespace<'_> {
 
     /// The call that reads it.
     pub(super) fn get(&self) -> Action {
-        Action::Get {
-            kind: Kind::Namespace,
-            name: self.name.to_owned(),
-        }
+        Action::get(Kind::Namespace, self.name)
     }
 
     /// Whether a namespace is for the servers of this installation.

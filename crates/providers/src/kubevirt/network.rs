@@ -14,7 +14,10 @@ use super::{
     namespace::{Obstacle, ServerNamespace},
     objects::{attachment_config, give_back_patch, network_attachment, subnet, take_patch, vpc},
     observe::Problem,
-    plan::{Action, Answer, Kind, NOT_NOW, Reach, Refusal, list_attachments, namespaces_of, says},
+    plan::{
+        Action, Answer, Calls, Conversation, Kind, NOT_NOW, Reach, Refusal, list_attachments, namespaces_of,
+        says,
+    },
     slim::{NetworkAttachment, Subnet, network_of},
 };
 use domain::{
@@ -37,33 +40,34 @@ pub struct Seen {
     pub has_namespace: bool,
     /// Whether it was found to be gone although it was known.
     has_lost_namespace: bool,
-    /// The calls so far, and their answers.
-    log: Vec<(Action, Answer)>,
+    calls: Calls,
 }
 
 impl Seen {
     /// What is known before the first call.
-    pub const fn new(reach: Reach, account: String, user: String, has_namespace: bool) -> Self {
+    pub fn new(reach: Reach, account: String, user: String, has_namespace: bool) -> Self {
         Self {
             reach,
             account,
             user,
             has_namespace,
             has_lost_namespace: false,
-            log: Vec::new(),
+            calls: Calls::default(),
         }
     }
+}
 
-    /// Takes note of an answer.
-    pub fn take(&mut self, action: Action, answer: Answer) {
+impl Conversation for Seen {
+    fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    fn take(&mut self, action: Action, answer: Answer) {
         let is_refused = |of: u16| matches!(&answer, Answer::Refused(refusal) if refusal.status == of);
         match &action {
             Action::Apply { .. } if !matches!(answer, Answer::Refused(_)) => {
                 self.has_namespace = true;
-                // Asked before there were rights.
-                self.log.retain(
-                    |(_, answer)| !matches!(answer, Answer::Refused(refusal) if refusal.status == 403),
-                );
+                self.calls.forget_forbidden();
             }
             Action::Post {
                 kind: Kind::NetworkAttachment,
@@ -76,12 +80,7 @@ impl Seen {
             }
             _ => {}
         }
-        self.log.push((action, answer));
-    }
-
-    fn answer(&self, action: &Action) -> Option<&Answer> {
-        let mut log = self.log.iter().rev();
-        log.find_map(|(asked, answer)| (asked == action).then_some(answer))
+        self.calls.push(action, answer);
     }
 }
 
@@ -200,12 +199,7 @@ impl<'a> Planner<'a> {
     fn change(&self, namespace: &str, attachment: &NetworkAttachment, patch: Value) -> Step<()> {
         let action = Action::In {
             namespace: namespace.to_owned(),
-            action: Box::new(Action::Patch {
-                kind: Kind::NetworkAttachment,
-                name: attachment.name().to_owned(),
-                patch,
-                dry_run: false,
-            }),
+            action: Box::new(Action::patch(Kind::NetworkAttachment, attachment.name(), patch)),
         };
         match self.call(&action)? {
             // Somebody was faster. What there is now is seen the next time.
@@ -271,12 +265,7 @@ impl<'a> Planner<'a> {
     /// Reads an object of the network, or creates it. What is there must be the network's.
     fn ensure(&self, kind: Kind, name: &str, object: Value) -> Step<&'a Answer> {
         let post = Action::Post { kind, object };
-        let get = Action::Get {
-            kind,
-            name: name.to_owned(),
-        };
-        let found = self.call(&get)?;
-        match found {
+        match self.call(&Action::get(kind, name))? {
             Answer::Refused(refusal) if refusal.status == 404 => match self.call(&post)? {
                 // A call that had been given up has made it.
                 Answer::Refused(refusal) if refusal.status == 409 => Err(busy()),
@@ -311,11 +300,7 @@ impl<'a> Planner<'a> {
 
     /// Deletes an object of the network. Done once it is gone.
     fn remove_one(&self, kind: Kind, name: &str) -> Step<()> {
-        let get = Action::Get {
-            kind,
-            name: name.to_owned(),
-        };
-        let found = match self.call(&get)? {
+        let found = match self.call(&Action::get(kind, name))? {
             Answer::Refused(refusal) if refusal.status == 404 => return Ok(()),
             // Without the namespace, there are no rights in it either.
             Answer::Refused(refusal) if refusal.status == 403 && kind == Kind::NetworkAttachment => {
@@ -333,12 +318,7 @@ impl<'a> Planner<'a> {
             return Ok(());
         }
         if found.deletion_timestamp.is_none() {
-            let delete = Action::Delete {
-                kind,
-                name: name.to_owned(),
-                uid: found.uid.clone().unwrap_or_default(),
-            };
-            if let Answer::Refused(refusal) = self.call(&delete)?
+            if let Answer::Refused(refusal) = self.call(&Action::delete(kind, found))?
                 && !matches!(refusal.status, 404 | 409)
             {
                 return Err(self.refused(kind, refusal));
@@ -350,10 +330,7 @@ impl<'a> Planner<'a> {
 
     /// The NetworkAttachmentDefinition with the network's name.
     fn attachment(&self) -> Step<Option<&'a NetworkAttachment>> {
-        let get = Action::Get {
-            kind: Kind::NetworkAttachment,
-            name: self.names.attachment.clone(),
-        };
+        let get = Action::get(Kind::NetworkAttachment, &self.names.attachment);
         match self.call(&get)? {
             Answer::Attachment(found) if found.metadata.deletion_timestamp.is_none() => Ok(Some(found)),
             Answer::Attachment(_) => Ok(None),
@@ -382,7 +359,7 @@ impl<'a> Planner<'a> {
             return Ok(());
         }
         self.place()
-            .prepare(&|action: &Action| self.seen.answer(action))
+            .prepare(&|action: &Action| self.seen.calls.answer(action))
             .map_err(|obstacle| self.hindered(obstacle))
     }
 
@@ -399,15 +376,15 @@ impl<'a> Planner<'a> {
 
     /// The answer to a call; makes the call first.
     fn call(&self, action: &Action) -> Step<&'a Answer> {
-        let seen: &'a Seen = self.seen;
-        seen.answer(action).ok_or_else(|| todo(action.clone()))
+        let answer = self.seen.calls.answer(action);
+        answer.ok_or_else(|| todo(action.clone()))
     }
 
     fn refused(&self, kind: Kind, refusal: &Refusal) -> Box<Plan<Progress>> {
         if kind == Kind::NetworkAttachment {
             let again = self
                 .place()
-                .bind_again(refusal, &|action: &Action| self.seen.answer(action));
+                .bind_again(refusal, &|action: &Action| self.seen.calls.answer(action));
             if let Err(obstacle) = again {
                 return self.hindered(obstacle);
             }
@@ -416,8 +393,7 @@ impl<'a> Planner<'a> {
     }
 
     fn nonsense(&self) -> Box<Plan<Progress>> {
-        let message = format!("the region {} answered something else", self.code);
-        Box::new(Plan::end(Err(ProviderError::Nonsense(message)), None))
+        Plan::nonsense(self.code)
     }
 }
 

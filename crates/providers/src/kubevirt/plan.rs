@@ -8,7 +8,10 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ipnet::Ipv4Net;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{
+    api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use serde_json::Value;
 
 use super::{
@@ -20,9 +23,8 @@ use super::{
     },
     observe::{self, Problem, Sign, boot_sign, disk_sign, is, is_over, plan_of, remember, set, state},
     slim::{
-        Claim, DataVolume, NetworkAttachment, PersistentVolume, Phase, Pod, RunStrategy, Subnet,
-        VirtualMachine, VirtualMachineInstance, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
-        network_of,
+        DataVolume, NetworkAttachment, Phase, RunStrategy, Subnet, VirtualMachine, VirtualMachineInstance,
+        VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, network_of,
     },
 };
 use domain::{
@@ -137,7 +139,7 @@ pub enum Action {
         /// Its name.
         name: String,
     },
-    /// List objects by label. Of claims, only the metadata is needed.
+    /// List objects by label.
     List {
         /// Their kind.
         kind: Kind,
@@ -204,6 +206,38 @@ pub enum Action {
     },
 }
 
+impl Action {
+    /// Reads an object.
+    pub(super) fn get(kind: Kind, name: &str) -> Self {
+        let name = name.to_owned();
+        Self::Get { kind, name }
+    }
+
+    /// Lists objects by label.
+    pub(super) const fn list(kind: Kind, selector: String) -> Self {
+        Self::List { kind, selector }
+    }
+
+    /// Changes an object.
+    pub(super) fn patch(kind: Kind, name: &str, patch: Value) -> Self {
+        Self::Patch {
+            kind,
+            name: name.to_owned(),
+            patch,
+            dry_run: false,
+        }
+    }
+
+    /// Deletes the object with this metadata.
+    pub(super) fn delete(kind: Kind, metadata: &ObjectMeta) -> Self {
+        Self::Delete {
+            kind,
+            name: metadata.name.clone().unwrap_or_default(),
+            uid: metadata.uid.clone().unwrap_or_default(),
+        }
+    }
+}
+
 /// What the region's cluster has answered to an [`Action`].
 #[derive(Clone, Debug)]
 pub enum Answer {
@@ -222,7 +256,7 @@ pub enum Answer {
     /// How snapshots are made.
     SnapshotClass(VolumeSnapshotClass),
     /// What the storage has of a disk.
-    PersistentVolume(PersistentVolume),
+    PersistentVolume(Box<PersistentVolume>),
     /// A network attachment: created, read or changed.
     Attachment(NetworkAttachment),
     /// A list of network attachments.
@@ -232,7 +266,7 @@ pub enum Answer {
     /// Another object.
     Object(ObjectMeta),
     /// A list of claims.
-    Claims(Vec<Claim>),
+    Claims(Vec<PersistentVolumeClaim>),
     /// A list of Pods.
     Pods(Vec<Pod>),
     /// It is accepted, and there is nothing more to know.
@@ -250,6 +284,41 @@ pub struct Refusal {
     pub reason: String,
     /// The text. It is for the operator: it may name nodes and storage.
     pub message: String,
+}
+
+/// The calls so far, and their answers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Calls(Vec<(Action, Answer)>);
+
+impl Calls {
+    /// From the last to the first.
+    pub(super) fn rev(&self) -> impl Iterator<Item = &(Action, Answer)> {
+        self.0.iter().rev()
+    }
+
+    /// What this call was last answered with.
+    pub(super) fn answer(&self, action: &Action) -> Option<&Answer> {
+        self.rev()
+            .find_map(|(asked, answer)| (asked == action).then_some(answer))
+    }
+
+    pub(super) fn push(&mut self, action: Action, answer: Answer) {
+        self.0.push((action, answer));
+    }
+
+    /// Forgets what was asked before there were rights.
+    pub(super) fn forget_forbidden(&mut self) {
+        self.0
+            .retain(|(_, answer)| !matches!(answer, Answer::Refused(refusal) if refusal.status == 403));
+    }
+}
+
+/// What is known while one call is made after the other.
+pub(super) trait Conversation {
+    fn calls(&self) -> &Calls;
+
+    /// Takes note of an answer.
+    fn take(&mut self, action: Action, answer: Answer);
 }
 
 /// Whether what is known of a region is up to date.
@@ -287,10 +356,7 @@ pub(super) fn namespaces_of(pool: &[ObjectName]) -> Vec<&str> {
 pub(super) fn list_attachments(namespace: &str, selector: String) -> Action {
     Action::In {
         namespace: namespace.to_owned(),
-        action: Box::new(Action::List {
-            kind: Kind::NetworkAttachment,
-            selector,
-        }),
+        action: Box::new(Action::list(Kind::NetworkAttachment, selector)),
     }
 }
 
@@ -328,7 +394,7 @@ pub struct Seen {
     /// How often a call of this step came too late.
     conflicts: u8,
     /// The calls of this step, and what else they have answered.
-    log: Vec<(Action, Answer)>,
+    calls: Calls,
 }
 
 impl Seen {
@@ -349,7 +415,7 @@ impl Seen {
             is_read: false,
             is_stale: false,
             conflicts: 0,
-            log: Vec::new(),
+            calls: Calls::default(),
         }
     }
 
@@ -417,10 +483,7 @@ impl Seen {
                 _,
             ) if !matches!(answer, Answer::Refused(_)) => {
                 self.has_namespace = true;
-                // Asked before there were rights.
-                self.log.retain(
-                    |(_, answer)| !matches!(answer, Answer::Refused(refusal) if refusal.status == 403),
-                );
+                self.calls.forget_forbidden();
             }
             (Action::Post { kind, .. }, _)
                 if status == 404 && *kind != Kind::DataVolume && self.has_namespace =>
@@ -431,12 +494,7 @@ impl Seen {
             }
             _ => {}
         }
-        self.log.push((action.clone(), answer));
-    }
-
-    fn answer(&self, action: &Action) -> Option<&Answer> {
-        let mut log = self.log.iter().rev();
-        log.find_map(|(asked, answer)| (asked == action).then_some(answer))
+        self.calls.push(action.clone(), answer);
     }
 }
 
@@ -694,12 +752,7 @@ impl Planner<'_> {
     fn delete(&self, operation: &Operation) -> Step<Next> {
         if let Some(vm) = self.own_vm()? {
             if !vm.is_deleting() {
-                let action = Action::Delete {
-                    kind: Kind::VirtualMachine,
-                    name: self.server.name.clone(),
-                    uid: vm.metadata.uid.clone().unwrap_or_default(),
-                };
-                self.must(action)?;
+                self.must(Action::delete(Kind::VirtualMachine, &vm.metadata))?;
             }
             if let Some(run) = &self.seen.run {
                 self.end_at_once(run)?;
@@ -735,11 +788,7 @@ impl Planner<'_> {
             let mut owners = metadata.owner_references.iter().flatten();
             let is_owned = owners.any(|owner| owner.kind == "DataVolume");
             if !is_owned && metadata.deletion_timestamp.is_none() {
-                self.must(Action::Delete {
-                    kind: Kind::Claim,
-                    name: metadata.name.clone().unwrap_or_default(),
-                    uid: metadata.uid.clone().unwrap_or_default(),
-                })?;
+                self.must(Action::delete(Kind::Claim, metadata))?;
             }
         }
         if claims.is_empty() {
@@ -816,10 +865,7 @@ impl Planner<'_> {
         let Some(wanted) = &self.seen.restore else {
             return Err(lost("there is no Backup of that name".to_owned()));
         };
-        let action = Action::Get {
-            kind: Kind::Snapshot,
-            name: wanted.name.clone(),
-        };
+        let action = Action::get(Kind::Snapshot, &wanted.name);
         match self.call(action.clone())? {
             Answer::Snapshot(found) if found.is_of(wanted) && found.is_ready() => {
                 self.is_first_cut(found)?;
@@ -841,11 +887,10 @@ impl Planner<'_> {
     /// external-snapshotter cuts the disk again under the same names, and leaves the time of the first cut in the VolumeSnapshot.
     fn is_first_cut(&self, snapshot: &VolumeSnapshot) -> Step<()> {
         let lost = |raw: String| self.failed(Problem::BackupUnreadable, Some(raw));
-        let Some(name) = snapshot.status.bound_volume_snapshot_content_name.clone() else {
+        let Some(name) = &snapshot.status.bound_volume_snapshot_content_name else {
             return Err(lost("it names no VolumeSnapshotContent".to_owned()));
         };
-        let kind = Kind::SnapshotContent;
-        let action = Action::Get { kind, name };
+        let action = Action::get(Kind::SnapshotContent, name);
         match self.call(action.clone())? {
             Answer::SnapshotContent(content) if content.holds(snapshot) => Ok(()),
             Answer::SnapshotContent(_) => Err(lost(
@@ -892,10 +937,7 @@ impl Planner<'_> {
             // It has just been read.
             return Ok(());
         }
-        let action = Action::Get {
-            kind: Kind::NetworkAttachment,
-            name: name.name,
-        };
+        let action = Action::get(Kind::NetworkAttachment, &name.name);
         match self.call(action.clone())? {
             Answer::Refused(refusal) if matches!(refusal.status, 403 | 404) => {
                 Err(self.failed(Problem::PrivateNetworkMissing, None))
@@ -984,7 +1026,7 @@ impl Planner<'_> {
             return Ok(());
         }
         self.place()
-            .prepare(&|action: &Action| self.seen.answer(action))
+            .prepare(&|action: &Action| self.seen.calls.answer(action))
             .map_err(|obstacle| self.hindered(obstacle))
     }
 
@@ -1011,7 +1053,7 @@ impl Planner<'_> {
     /// If a call is refused for want of rights in the account's namespace, somebody may have deleted their binding.
     fn bind_again(&self, refusal: &Refusal) -> Step<()> {
         self.place()
-            .bind_again(refusal, &|action: &Action| self.seen.answer(action))
+            .bind_again(refusal, &|action: &Action| self.seen.calls.answer(action))
             .map_err(|obstacle| self.hindered(obstacle))
     }
 
@@ -1045,10 +1087,7 @@ impl Planner<'_> {
 
     /// The disk of this name.
     fn disk(&self, name: &str) -> Step<Option<&DataVolume>> {
-        let action = Action::Get {
-            kind: Kind::DataVolume,
-            name: name.to_owned(),
-        };
+        let action = Action::get(Kind::DataVolume, name);
         match self.call(action.clone())? {
             Answer::DataVolume(disk) if disk.label(INSTANCE_UID) == Some(&self.server.uid) => Ok(Some(disk)),
             Answer::DataVolume(_) => Err(self.failed(Problem::NameTaken, None)),
@@ -1062,10 +1101,7 @@ impl Planner<'_> {
 
     /// All disks of the server.
     fn disks(&self) -> Step<&[DataVolume]> {
-        let action = Action::List {
-            kind: Kind::DataVolume,
-            selector: self.server.selector(),
-        };
+        let action = Action::list(Kind::DataVolume, self.server.selector());
         match self.call(action.clone())? {
             Answer::DataVolumes(disks) => Ok(disks),
             Answer::Refused(refusal) if matches!(refusal.status, 403 | 404) && !self.seen.has_namespace => {
@@ -1077,11 +1113,8 @@ impl Planner<'_> {
     }
 
     /// The claims of all disks of the server.
-    fn claims(&self) -> Step<&[Claim]> {
-        let action = Action::List {
-            kind: Kind::Claim,
-            selector: self.server.selector(),
-        };
+    fn claims(&self) -> Step<&[PersistentVolumeClaim]> {
+        let action = Action::list(Kind::Claim, self.server.selector());
         match self.call(action.clone())? {
             Answer::Claims(claims) => Ok(claims),
             Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
@@ -1140,22 +1173,14 @@ impl Planner<'_> {
         if !is_old || !matches!(disk.phase(), "" | "Pending") || disk.name() != self.server.disk(operation) {
             return Ok(());
         }
-        let selector = self.server.selector_of(disk.name());
-        let action = Action::List {
-            kind: Kind::Claim,
-            selector,
-        };
-        let Answer::Claims(claims) = self.call(action)? else {
+        let list = Action::list(Kind::Claim, self.server.selector_of(disk.name()));
+        let Answer::Claims(claims) = self.call(list)? else {
             return Ok(());
         };
         if !claims.is_empty() {
             return Ok(());
         }
-        self.must(Action::Delete {
-            kind: Kind::DataVolume,
-            name: disk.name().to_owned(),
-            uid: disk.metadata.uid.clone().unwrap_or_default(),
-        })?;
+        self.must(Action::delete(Kind::DataVolume, &disk.metadata))?;
         self.post_disk(operation)?;
         Err(self.busy(Some(Problem::Importing), POLL))
     }
@@ -1345,10 +1370,7 @@ impl Planner<'_> {
 
     /// The run, read now rather than as the store shows it.
     fn fresh_run(&self) -> Step<Option<&VirtualMachineInstance>> {
-        let action = Action::Get {
-            kind: Kind::Run,
-            name: self.server.name.clone(),
-        };
+        let action = Action::get(Kind::Run, &self.server.name);
         match self.call(action.clone())? {
             Answer::Run(run) => Ok(Some(run)),
             Answer::Refused(refusal) if refusal.status == 404 => Ok(None),
@@ -1415,11 +1437,7 @@ impl Planner<'_> {
         for disk in self.disks()?.iter().filter(|disk| is_over(disk.name())) {
             // First: without its disk, nobody would find it.
             self.delete_all(Kind::Secret, self.server.selector_of(disk.name()))?;
-            self.must(Action::Delete {
-                kind: Kind::DataVolume,
-                name: disk.name().to_owned(),
-                uid: disk.metadata.uid.clone().unwrap_or_default(),
-            })?;
+            self.must(Action::delete(Kind::DataVolume, &disk.metadata))?;
         }
         Ok(())
     }
@@ -1594,11 +1612,8 @@ impl Planner<'_> {
         if !(is_ending || has_just_ended) || is(state, state::INTERRUPTED, run.uid()) {
             return Ok(false);
         }
-        let action = Action::List {
-            kind: Kind::Pod,
-            selector: format!("{CREATED_BY}={}", run.uid()),
-        };
-        let pods = match self.call(action)? {
+        let list = Action::list(Kind::Pod, format!("{CREATED_BY}={}", run.uid()));
+        let pods = match self.call(list)? {
             Answer::Pods(pods) => pods,
             Answer::Refused(refusal) if has_just_ended => {
                 return Err(Next::end(self.unexplained(run), Some(says(refusal))));
@@ -1606,7 +1621,10 @@ impl Planner<'_> {
             _ => return Ok(false),
         };
         // After a migration, the launcher on the node before is ending too.
-        let is_its = |pod: &&Pod| pod.spec.node_name == run.status.node_name;
+        let is_its = |pod: &&Pod| {
+            let spec = pod.spec.as_ref();
+            spec.and_then(|spec| spec.node_name.as_ref()) == run.status.node_name.as_ref()
+        };
         let mut its = pods.iter().filter(is_its).peekable();
         if has_just_ended && its.peek().is_none() {
             // After a guest's own shutdown, the Pod stays until the run is deleted, which the watch may have yet to show.
@@ -1622,23 +1640,14 @@ impl Planner<'_> {
         if is(&self.status.provider_state, state::SEALED, name) {
             return Ok(false);
         }
-        let action = Action::Get {
-            kind: Kind::DataVolume,
-            name: name.to_owned(),
-        };
-        let disk = match self.call(action)? {
+        let disk = match self.call(Action::get(Kind::DataVolume, name))? {
             Answer::DataVolume(disk) if disk.phase() == "Succeeded" => disk,
             // Without a DataVolume, CDI makes no claim.
             Answer::Refused(refusal) => return Ok(refusal.status == 404),
             _ => return Ok(false),
         };
-        let action = Action::Patch {
-            kind: Kind::DataVolume,
-            name: name.to_owned(),
-            patch: seal_patch(disk),
-            dry_run: false,
-        };
-        Ok(!matches!(self.call(action)?, Answer::Refused(_)))
+        let patch = Action::patch(Kind::DataVolume, name, seal_patch(disk));
+        Ok(!matches!(self.call(patch)?, Answer::Refused(_)))
     }
 
     /// The virtual machine with the server's name; the cluster is asked before it counts as missing.
@@ -1654,10 +1663,7 @@ impl Planner<'_> {
     }
 
     fn get_vm(&self) -> Action {
-        Action::Get {
-            kind: Kind::VirtualMachine,
-            name: self.server.name.clone(),
-        }
+        Action::get(Kind::VirtualMachine, &self.server.name)
     }
 
     /// The virtual machine, which must be ours if there is one.
@@ -1729,7 +1735,7 @@ impl Planner<'_> {
 
     /// The answer to a call; makes the call first.
     fn call(&self, action: Action) -> Step<&Answer> {
-        match self.seen.answer(&action) {
+        match self.seen.calls.answer(&action) {
             Some(answer) => Ok(answer),
             None if self.seen.conflicts > MAX_CONFLICTS => Err(self.busy(None, SOON)),
             None => Err(Next::call(action)),
@@ -1775,12 +1781,7 @@ impl Planner<'_> {
     }
 
     fn change(&self, patch: Value) -> Action {
-        Action::Patch {
-            kind: Kind::VirtualMachine,
-            name: self.server.name.clone(),
-            patch,
-            dry_run: false,
-        }
+        Action::patch(Kind::VirtualMachine, &self.server.name, patch)
     }
 
     fn done(&self, power: Option<Power>) -> Next {

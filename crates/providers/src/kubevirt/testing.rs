@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     names::{ACCOUNT, BOOT, INSTALLATION, INSTANCE_UID, RUN, Server, boot},
-    plan::{Reach, Seen},
+    plan::{Answer, Reach, Refusal, Seen},
     slim::{VirtualMachine, VirtualMachineInstance},
 };
 use domain::{
@@ -262,6 +262,15 @@ pub fn seen(vm: Option<&Value>, run: Option<&Value>) -> Seen {
     seen.run = run.map(parse_run);
     seen.has_namespace = true;
     seen
+}
+
+/// A call that is refused.
+pub fn refused(status: u16, message: &str) -> Answer {
+    Answer::Refused(Refusal {
+        status,
+        reason: String::new(),
+        message: message.to_owned(),
+    })
 }
 
 /// Compares with the file of this name in `golden/`. With `UPDATE_GOLDEN=1`, writes it.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{
     names::{BOOT, NetworkNames, RUN, account_labels, boot},
     objects::Fill,
-    plan::{Action, Answer, Joined, Kind, Plan, Reach, Refusal, Seen, plan},
+    plan::{Action, Answer, Joined, Kind, Plan, Reach, Seen, plan},
     slim::NetworkAttachment,
     testing::*,
 };
@@ -27,14 +27,6 @@ fn next(instance: &Instance, seen: &Seen, seconds: i64) -> Plan {
 fn observed(plan: Plan) -> Observation {
     assert_eq!(plan.action, None);
     plan.outcome.unwrap()
-}
-
-fn refused(status: u16, message: &str) -> Answer {
-    Answer::Refused(Refusal {
-        status,
-        reason: String::new(),
-        message: message.to_owned(),
-    })
 }
 
 /// The reason why an operation has failed.

@@ -1,7 +1,7 @@
 //! Reconciles the objects of a kind: a bounded number at the same time, round-robin over the accounts.
 //!
 //! - `queue`: which objects are reconciled next;
-//! - `slots`: the slots, which are assigned to accounts round-robin, and of which no region gets all.
+//! - `slots`: the slots, which are assigned to accounts round-robin, and of which no region gets all; also for `fair_permits`.
 
 mod queue;
 mod slots;
@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use queue::Class;
 use queue::WorkQueue;
+pub(crate) use slots::{SlotKey, Slots};
 
 use super::ObjectRef;
 

@@ -7,15 +7,15 @@ use std::{
 
 /// Whose slot it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct SlotKey {
-    pub(super) account: Arc<str>,
+pub(crate) struct SlotKey {
+    pub(crate) account: Arc<str>,
     /// The region whose cluster it concerns.
-    pub(super) region: Option<Arc<str>>,
+    pub(crate) region: Option<Arc<str>>,
 }
 
 /// A number of slots, of which one account and one region get only so many at a time, and the items that wait for them.
 #[derive(Debug)]
-pub(super) struct Slots<T> {
+pub(crate) struct Slots<T> {
     free: usize,
     per_account: usize,
     per_region: usize,
@@ -36,7 +36,7 @@ struct Share {
 }
 
 impl<T> Slots<T> {
-    pub(super) fn new(slots: usize, per_account: usize, per_region: usize) -> Self {
+    pub(crate) fn new(slots: usize, per_account: usize, per_region: usize) -> Self {
         Self {
             free: slots.max(1),
             per_account: per_account.max(1),
@@ -49,7 +49,7 @@ impl<T> Slots<T> {
     }
 
     /// Puts an item at the end of its queue.
-    pub(super) fn push(&mut self, key: &SlotKey, item: T) {
+    pub(crate) fn push(&mut self, key: &SlotKey, item: T) {
         match self.waiting.entry(key.clone()) {
             Entry::Occupied(mut waiting) => waiting.get_mut().push_back(item),
             Entry::Vacant(none) => {
@@ -61,6 +61,11 @@ impl<T> Slots<T> {
 
     /// Takes the next item, and a slot for it, if one is free.
     pub(super) fn pop(&mut self) -> Option<(SlotKey, T)> {
+        self.pop_wanted(|_| true)
+    }
+
+    /// The same, but drops the items that are not wanted any more.
+    pub(crate) fn pop_wanted(&mut self, is_wanted: impl Fn(&T) -> bool) -> Option<(SlotKey, T)> {
         if self.free == 0 {
             return None;
         }
@@ -90,13 +95,18 @@ impl<T> Slots<T> {
             let Entry::Occupied(mut waiting) = self.waiting.entry(key.clone()) else {
                 continue;
             };
-            let item = waiting.get_mut().pop_front();
+            let item = std::iter::from_fn(|| waiting.get_mut().pop_front()).find(&is_wanted);
             if waiting.get().is_empty() {
                 waiting.remove();
             } else {
                 self.ready.push_back(key.clone());
             }
-            let Some(item) = item else { continue };
+            // Whoever has nothing left that is wanted does, too.
+            let Some(item) = item else {
+                self.wake_account(&key);
+                self.wake_region(&key);
+                continue;
+            };
             self.accounts.entry(key.account.clone()).or_default().taken += 1;
             if let Some(region) = &key.region {
                 self.regions.entry(region.clone()).or_default().taken += 1;
@@ -108,7 +118,7 @@ impl<T> Slots<T> {
     }
 
     /// Gives back a slot.
-    pub(super) fn give_back(&mut self, key: &SlotKey) {
+    pub(crate) fn give_back(&mut self, key: &SlotKey) {
         self.free += 1;
         if let Some(account) = self.accounts.get_mut(&key.account) {
             account.taken -= 1;
@@ -122,6 +132,13 @@ impl<T> Slots<T> {
             region.taken -= 1;
         }
         self.wake_region(key);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn assert_unused(&self, slots: usize) {
+        assert!(self.waiting.is_empty() && self.ready.is_empty());
+        assert!(self.accounts.is_empty() && self.regions.is_empty());
+        assert_eq!(self.free, slots);
     }
 
     /// Lets the next that its account has held back take its turn.
@@ -172,12 +189,6 @@ mod tests {
             .collect()
     }
 
-    fn assert_empty<T>(slots: &Slots<T>, free: usize) {
-        assert!(slots.waiting.is_empty() && slots.ready.is_empty());
-        assert!(slots.accounts.is_empty() && slots.regions.is_empty());
-        assert_eq!(slots.free, free);
-    }
-
     #[test]
     fn slots_are_given_round_robin_and_one_account_alone_never_takes_all() {
         let mut slots = Slots::new(4, 2, 4);
@@ -194,7 +205,7 @@ mod tests {
         }
         assert_eq!(popped(&mut slots, 2), ["big/4"]);
         slots.give_back(&big);
-        assert_empty(&slots, 4);
+        slots.assert_unused(4);
     }
 
     #[test]
@@ -222,7 +233,7 @@ mod tests {
         for key in [a, a, &other] {
             slots.give_back(key);
         }
-        assert_empty(&slots, 4);
+        slots.assert_unused(4);
     }
 
     #[test]
@@ -264,6 +275,6 @@ mod tests {
                 done += 1;
             }
         }
-        assert_empty(&slots, 6);
+        slots.assert_unused(6);
     }
 }

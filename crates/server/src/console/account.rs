@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use askama::Template;
-use axum::{Router, response::Response, routing::get};
+use axum::{Router, routing::get};
 use http::StatusCode;
 
 use super::{
     App,
     call::Call,
     page::{Shell, page},
-    refusal::Refusal,
+    refusal::Answer,
     session_request::SessionRequest,
     text::Moment as _,
 };
@@ -44,7 +44,7 @@ impl AccountPage {
     }
 }
 
-async fn show(request: SessionRequest) -> Result<Response, Refusal> {
+async fn show(request: SessionRequest) -> Answer {
     let call = Call::get("/v1/account");
     let found: Single<Account> = request.get(&call).await?;
     let template = AccountPage {

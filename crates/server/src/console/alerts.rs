@@ -3,19 +3,18 @@
 use std::sync::Arc;
 
 use askama::Template;
-use axum::{Router, response::Response, routing::get};
+use axum::{Router, routing::get};
 use http::StatusCode;
 
 use super::{
     App,
-    call::{Call, with_query},
     page::{Pager, Query, Shell, Shown, page},
     refresh::Refresh,
-    refusal::Refusal,
+    refusal::Answer,
     session_request::SessionRequest,
     text::{Moment as _, percent},
 };
-use api::{AlertMetric, AlertStatus, List};
+use api::{AlertMetric, AlertStatus};
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new().route("/console/alerts", get(list))
@@ -60,25 +59,16 @@ struct ListPage {
     refresh: Refresh,
 }
 
-async fn list(request: SessionRequest) -> Result<Response, Refusal> {
+async fn list(request: SessionRequest) -> Answer {
     let filters = ["status", "instance_id"];
-    let parameters = [
-        ("status", request.query.get("status")),
-        ("instance_id", request.query.get("instance_id")),
-        ("page", request.query.get("page")),
-    ];
-    let call = Call::get(with_query("/v1/alerts", &parameters));
-    let List {
-        data: items,
-        pagination,
-    }: List<Alert> = request.get(&call).await?;
+    let (call, items, pager) = request.list::<Alert>("alerts", &filters, None).await?;
     let template = ListPage {
         shell: request.shell_with("alerts", "Alerts", &[call]),
-        pager: Pager::new(pagination, "/console/alerts", &request.query),
         is_filtered: request.query.has_any(&filters),
         refresh: request.refresh(false),
         query: request.query,
         items,
+        pager,
     };
     Ok(page(StatusCode::OK, &template))
 }

@@ -1,190 +1,84 @@
 //! The console's files: styles, htmx, and scripts of the console's own; xterm.js and noVNC for the consoles of servers. Their paths
 //! contain their hashes, or the version of their package, so browsers may keep them forever.
 
-use std::{io::Write as _, sync::LazyLock};
+use std::{
+    collections::HashMap,
+    io::Write as _,
+    sync::{LazyLock, OnceLock},
+};
 
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use sha2::{Digest as _, Sha256};
+use rust_embed::Embed;
 
 /// The path of the assets.
 pub const FOLDER: &str = "/console/assets/";
 
-/// A file.
-pub struct Asset {
-    /// Its path, with its hash.
-    pub path: String,
+/// The folder with them. Of other projects, as they are published and with their licences: htmx 4.0.1, which refreshes what changes
+/// (0BSD); xterm.js 6.0.0, a terminal (npm package `@xterm/xterm`, MIT); noVNC 1.7.0, a client of VNC (npm package `@novnc/novnc`,
+/// MPL-2.0).
+#[derive(Embed)]
+#[folder = "src/console/assets"]
+struct Files;
+
+/// A file as it is served.
+struct Asset {
     kind: &'static str,
-    content: &'static [u8],
-    compressed: Bytes,
+    content: Bytes,
+    /// Made when somebody first asks for it.
+    compressed: OnceLock<Bytes>,
 }
 
-impl Asset {
-    fn new(name: &str, extension: &str, kind: &'static str, content: &'static [u8]) -> Self {
-        let hash = hex::encode(&Sha256::digest(content)[..8]);
-        Self {
-            path: format!("{FOLDER}{name}-{hash}.{extension}"),
-            kind,
-            content,
-            compressed: compressed(content, Compression::best()),
-        }
+/// The files by their paths.
+static ASSETS: LazyLock<HashMap<String, Asset>> = LazyLock::new(|| {
+    Files::iter()
+        .filter_map(|name| {
+            let asset = Asset {
+                kind: kind(&name)?,
+                content: Bytes::from_owner(Files::get(&name)?.data),
+                compressed: OnceLock::new(),
+            };
+            Some((path(&name), asset))
+        })
+        .collect()
+});
+
+/// The Content-Type of a file; `None` for licences, which are not served.
+fn kind(name: &str) -> Option<&'static str> {
+    match name.rsplit_once('.')?.1 {
+        "css" => Some("text/css; charset=utf-8"),
+        "js" | "mjs" => Some("text/javascript; charset=utf-8"),
+        _ => None,
     }
 }
 
-/// The files of every page. Each is compressed once.
-pub struct Assets {
-    pub styles: Asset,
-    /// htmx 4.0.1, which refreshes what changes (0BSD, see `assets/htmx-LICENSE`).
-    pub htmx: Asset,
-    /// Shows times in the reader's zone, and decides when a page refreshes itself.
-    pub script: Asset,
-}
-
-/// The files of the page with a server's console.
-pub struct Terminal {
-    /// Shows the serial line or the screen, and takes keys.
-    pub script: Asset,
-    /// The module of xterm.js 6.0.0, a terminal (npm package `@xterm/xterm`, MIT, see `assets/xterm-LICENSE`).
-    pub xterm: Asset,
-    pub styles: Asset,
-}
-
-/// The modules of noVNC 1.7.0, a client of VNC (npm package `@novnc/novnc`, as it is; MPL-2.0, see `assets/novnc-1.7.0/LICENSE.txt`).
-pub struct NoVnc(Vec<Asset>);
-
-impl NoVnc {
-    /// The path of the module that imports the others.
-    pub fn entry(&self) -> &str {
-        let entry = self.0.iter().find(|asset| asset.path.ends_with("/core/rfb.js"));
-        entry.map_or("", |asset| &asset.path)
+/// The path of a file, with its hash instead of a version. The modules of noVNC import each other by their relative paths.
+pub fn path(name: &str) -> String {
+    if name.starts_with("novnc-") {
+        return format!("{FOLDER}{name}");
     }
+    let hash = Files::get(name).map(|file| hex::encode(&file.metadata.sha256_hash()[..8]));
+    let (stem, extension) = name.rsplit_once('.').unwrap_or((name, ""));
+    let (stem, _) = stem
+        .split_once(|c: char| c.is_ascii_digit())
+        .unwrap_or((stem, ""));
+    let stem = stem.trim_end_matches('-');
+    format!("{FOLDER}{stem}-{}.{extension}", hash.unwrap_or_default())
 }
-
-/// The Content-Type of scripts.
-const SCRIPT: &str = "text/javascript; charset=utf-8";
-
-/// The files of the page with a server's console.
-pub static TERMINAL: LazyLock<Terminal> = LazyLock::new(|| Terminal {
-    script: Asset::new(
-        "server-console",
-        "js",
-        SCRIPT,
-        include_bytes!("assets/server-console.js"),
-    ),
-    xterm: Asset::new("xterm", "mjs", SCRIPT, include_bytes!("assets/xterm-6.0.0.mjs")),
-    styles: Asset::new(
-        "xterm",
-        "css",
-        "text/css; charset=utf-8",
-        include_bytes!("assets/xterm-6.0.0.css"),
-    ),
-});
-
-/// The paths and contents of noVNC's modules.
-macro_rules! modules {
-    ($($path:literal,)*) => {
-        [$(($path, include_bytes!(concat!("assets/novnc-1.7.0/", $path)) as &'static [u8])),*]
-    };
-}
-
-/// noVNC. Its modules import each other by their relative paths.
-pub static NOVNC: LazyLock<NoVnc> = LazyLock::new(|| {
-    let modules = modules![
-        "core/base64.js",
-        "core/crypto/aes.js",
-        "core/crypto/bigint.js",
-        "core/crypto/crypto.js",
-        "core/crypto/des.js",
-        "core/crypto/dh.js",
-        "core/crypto/md5.js",
-        "core/crypto/rsa.js",
-        "core/decoders/copyrect.js",
-        "core/decoders/h264.js",
-        "core/decoders/hextile.js",
-        "core/decoders/jpeg.js",
-        "core/decoders/raw.js",
-        "core/decoders/rre.js",
-        "core/decoders/tight.js",
-        "core/decoders/tightpng.js",
-        "core/decoders/zlib.js",
-        "core/decoders/zrle.js",
-        "core/deflator.js",
-        "core/display.js",
-        "core/encodings.js",
-        "core/inflator.js",
-        "core/input/domkeytable.js",
-        "core/input/fixedkeys.js",
-        "core/input/gesturehandler.js",
-        "core/input/keyboard.js",
-        "core/input/keysym.js",
-        "core/input/keysymdef.js",
-        "core/input/util.js",
-        "core/input/vkeys.js",
-        "core/input/xtscancodes.js",
-        "core/ra2.js",
-        "core/rfb.js",
-        "core/util/browser.js",
-        "core/util/cursor.js",
-        "core/util/element.js",
-        "core/util/events.js",
-        "core/util/eventtarget.js",
-        "core/util/int.js",
-        "core/util/logging.js",
-        "core/util/strings.js",
-        "core/websock.js",
-        "vendor/pako/lib/utils/common.js",
-        "vendor/pako/lib/zlib/adler32.js",
-        "vendor/pako/lib/zlib/constants.js",
-        "vendor/pako/lib/zlib/crc32.js",
-        "vendor/pako/lib/zlib/deflate.js",
-        "vendor/pako/lib/zlib/gzheader.js",
-        "vendor/pako/lib/zlib/inffast.js",
-        "vendor/pako/lib/zlib/inflate.js",
-        "vendor/pako/lib/zlib/inftrees.js",
-        "vendor/pako/lib/zlib/messages.js",
-        "vendor/pako/lib/zlib/trees.js",
-        "vendor/pako/lib/zlib/zstream.js",
-    ];
-    let asset = |(path, content): (&str, &'static [u8])| Asset {
-        path: format!("{FOLDER}novnc-1.7.0/{path}"),
-        kind: SCRIPT,
-        content,
-        compressed: compressed(content, Compression::default()),
-    };
-    NoVnc(modules.into_iter().map(asset).collect())
-});
-
-/// The files of every page.
-pub static ASSETS: LazyLock<Assets> = LazyLock::new(|| {
-    let script = SCRIPT;
-    Assets {
-        styles: Asset::new(
-            "console",
-            "css",
-            "text/css; charset=utf-8",
-            include_bytes!("assets/console.css"),
-        ),
-        htmx: Asset::new("htmx", "js", script, include_bytes!("assets/htmx-4.0.1.min.js")),
-        script: Asset::new("page", "js", script, include_bytes!("assets/page.js")),
-    }
-});
 
 /// Answers a request for a file; `None` if there is no such file.
 pub fn answer(path: &str, headers: &HeaderMap) -> Option<Response> {
-    let assets = &*ASSETS;
-    let asset = [&assets.styles, &assets.htmx, &assets.script]
-        .into_iter()
-        .find(|asset| asset.path == path)
-        .or_else(|| of_servers_console(path))?;
+    let asset = ASSETS.get(path)?;
     let is_compressed = accepts_gzip(headers);
     let body = if is_compressed {
-        asset.compressed.clone()
+        let compress = || compressed(&asset.content, Compression::best());
+        asset.compressed.get_or_init(compress)
     } else {
-        Bytes::from_static(asset.content)
+        &asset.content
     };
-    let mut response = (StatusCode::OK, body).into_response();
+    let mut response = (StatusCode::OK, body.clone()).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(asset.kind));
     headers.insert(
@@ -196,19 +90,6 @@ pub fn answer(path: &str, headers: &HeaderMap) -> Option<Response> {
         headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
     Some(response)
-}
-
-/// Those of the page with a server's console are compressed when the first of them is asked for.
-fn of_servers_console(path: &str) -> Option<&'static Asset> {
-    let of_terminal = || {
-        let terminal = &*TERMINAL;
-        [&terminal.script, &terminal.xterm, &terminal.styles]
-    };
-    if path.strip_prefix(FOLDER)?.starts_with("novnc-") {
-        NOVNC.0.iter().find(|asset| asset.path == path)
-    } else {
-        of_terminal().into_iter().find(|asset| asset.path == path)
-    }
 }
 
 /// Whether the client accepts gzip.
@@ -253,27 +134,27 @@ mod tests {
 
     #[test]
     fn a_file_is_found_under_its_hash_and_its_licence_is_kept() {
-        let path = &ASSETS.htmx.path;
-        assert!(answer(path, &HeaderMap::new()).is_some());
-        assert!(answer("/console/assets/htmx.js", &HeaderMap::new()).is_none());
+        let is_served = |path: &str| answer(path, &HeaderMap::new()).is_some();
+        let htmx = path("htmx-4.0.1.min.js");
+        assert!(is_served(&htmx) && htmx.starts_with("/console/assets/htmx-"));
+        for name in ["console.css", "page.js", "server-console.js", "xterm-6.0.0.css"] {
+            assert!(is_served(&path(name)), "{name}");
+        }
+        assert!(!is_served("/console/assets/htmx.js") && !is_served(&path("novnc-1.7.0/LICENSE.txt")));
         assert!(include_str!("assets/htmx-LICENSE").contains("Zero-Clause BSD"));
         // The file is pinned: changing it is a decision.
-        assert_eq!(ASSETS.htmx.content.len(), 37_448);
-        assert_eq!(TERMINAL.xterm.content.len(), 344_970);
+        assert_eq!(ASSETS[&htmx].content.len(), 37_448);
+        assert_eq!(ASSETS[&path("xterm-6.0.0.mjs")].content.len(), 344_970);
         assert!(include_str!("assets/xterm-LICENSE").contains("Permission is hereby granted"));
         assert!(include_str!("assets/novnc-1.7.0/LICENSE.txt").contains("MPL 2.0"));
     }
 
     #[test]
     fn every_module_that_novnc_imports_is_served() {
-        let entry = NOVNC.entry();
-        assert!(answer(entry, &HeaderMap::new()).is_some());
-        for asset in &NOVNC.0 {
-            let text = str::from_utf8(asset.content).unwrap();
-            let base = url::Url::parse("http://console")
-                .unwrap()
-                .join(&asset.path)
-                .unwrap();
+        assert!(answer("/console/assets/novnc-1.7.0/core/rfb.js", &HeaderMap::new()).is_some());
+        for (module, asset) in ASSETS.iter().filter(|(path, _)| path.contains("/novnc-")) {
+            let text = str::from_utf8(&asset.content).unwrap();
+            let base = url::Url::parse("http://console").unwrap().join(module).unwrap();
             let imports = text
                 .lines()
                 .filter(|line| line.starts_with("import ") || line.starts_with("} from "));
@@ -284,8 +165,7 @@ mod tests {
                 let imported = base.join(path).unwrap();
                 assert!(
                     answer(imported.path(), &HeaderMap::new()).is_some(),
-                    "{}: {path}",
-                    asset.path
+                    "{module}: {path}"
                 );
             }
         }

@@ -1,6 +1,7 @@
 //! A request to `/v1` that a page makes itself and also shows as a curl command.
 
-use http::Method;
+use axum::extract::{FromRequestParts, Path, rejection::PathRejection};
+use http::{Method, request::Parts};
 use serde_json::Value;
 use url::form_urlencoded;
 
@@ -106,6 +107,18 @@ pub fn with_query(path: &str, parameters: &[(&str, &str)]) -> String {
         path.to_owned()
     } else {
         format!("{path}?{query}")
+    }
+}
+
+/// The id in the path of a page, for a path of `/v1`.
+pub struct Id(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = PathRejection;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, PathRejection> {
+        let Path(id) = Path::<String>::from_request_parts(parts, state).await?;
+        Ok(Self(segment(&id)))
     }
 }
 

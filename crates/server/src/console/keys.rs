@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use askama::Template;
-use axum::{Router, extract::Path, response::Response, routing::get};
+use axum::{Router, routing::get};
 use http::{Method, StatusCode};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use super::{
     App,
-    call::{Call, segment, with_query},
+    call::{Call, Id},
     form::Form,
     page::{Pager, Shell, Shown, page},
-    refusal::Refusal,
+    refusal::Answer,
     session_request::SessionRequest,
     text::Moment as _,
 };
-use api::{KeyScope, List, NewKey, Seconds, Single};
+use api::{KeyScope, NewKey, Seconds, Single};
 
 const SECTION: &str = "keys";
 /// Maximum life of a key that can be entered, in days.
@@ -78,29 +78,24 @@ fn create_call(request: &SessionRequest, form: &Form) -> Call {
     Call::with(Method::POST, "/v1/keys", body).once(form.key())
 }
 
-async fn shown(request: SessionRequest, status: StatusCode, form: Form) -> Result<Response, Refusal> {
-    let parameters = [("page", request.query.get("page"))];
-    let call = Call::get(with_query("/v1/keys", &parameters));
-    let List {
-        data: items,
-        pagination,
-    }: List<Key> = request.get(&call).await?;
+async fn shown(request: SessionRequest, status: StatusCode, form: Form) -> Answer {
+    let (call, items, pager) = request.list("keys", &[], None).await?;
     let mut calls = vec![call];
     if request.may_write() {
         calls.push(create_call(&request, &form));
     }
     let template = ListPage {
         shell: request.shell_with(SECTION, "API keys", &calls),
-        pager: Pager::new(pagination, "/console/keys", &request.query),
         own: request.key_name().to_owned(),
         now: request.now(),
         items,
+        pager,
         form,
     };
     Ok(page(status, &template))
 }
 
-async fn list(request: SessionRequest) -> Result<Response, Refusal> {
+async fn list(request: SessionRequest) -> Answer {
     let form = Form::new().with("scope", "read").with("days", "90");
     shown(request, StatusCode::OK, form).await
 }
@@ -116,7 +111,7 @@ struct CreatedPage {
     expires_at: Option<Seconds>,
 }
 
-async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Refusal> {
+async fn create(request: SessionRequest, mut form: Form) -> Answer {
     let days = form.text("days");
     let is_number = days
         .parse::<i64>()
@@ -126,9 +121,8 @@ async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Ref
         return shown(request, StatusCode::UNPROCESSABLE_ENTITY, form).await;
     }
     let call = create_call(&request, &form);
-    match request.send(&call).await {
-        Ok(bytes) => {
-            let created: Single<NewKey> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+    match request.get::<Single<NewKey>>(&call).await {
+        Ok(created) => {
             let NewKey {
                 id,
                 key,
@@ -164,9 +158,8 @@ struct RevokePage {
     is_own: bool,
 }
 
-async fn show_revoke(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn show_revoke(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    let id = segment(&id);
     let found: Single<Key> = request.get(&Call::get(format!("/v1/keys/{id}"))).await?;
     let template = RevokePage {
         shell: request.shell_with(
@@ -180,8 +173,7 @@ async fn show_revoke(request: SessionRequest, Path(id): Path<String>) -> Result<
     Ok(page(StatusCode::OK, &template))
 }
 
-async fn revoke(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let id = segment(&id);
+async fn revoke(request: SessionRequest, Id(id): Id) -> Answer {
     request.send(&Call::delete(format!("/v1/keys/{id}"))).await?;
     let note = format!("The API key {id} is revoked; it stops working within a second.");
     Ok(request.done("/console/keys", &note).await)

@@ -3,22 +3,22 @@
 use std::sync::Arc;
 
 use askama::Template;
-use axum::{Router, extract::Path, response::Response, routing::get};
+use axum::{Router, response::Response, routing::get};
 use http::{Method, StatusCode};
 use serde_json::json;
 
 use super::{
     App,
-    call::{Call, segment, with_query},
+    call::{Call, Id},
     form::{Field, Form},
     instances::offers,
     page::{Pager, Shell, Shown, page},
     refresh::Refresh,
-    refusal::Refusal,
+    refusal::{Answer, Refusal},
     session_request::SessionRequest,
     text::Moment as _,
 };
-use api::{List, RegionOffer, Single};
+use api::{RegionOffer, Single};
 
 const SECTION: &str = "networks";
 
@@ -55,12 +55,8 @@ fn create_call(form: &Form) -> Call {
     Call::with(Method::POST, "/v1/networks", body).once(form.key())
 }
 
-async fn shown(request: SessionRequest, status: StatusCode, mut form: Form) -> Result<Response, Refusal> {
-    let call = Call::get(with_query("/v1/networks", &[("page", request.query.get("page"))]));
-    let List {
-        data: items,
-        pagination,
-    }: List<Network> = request.get(&call).await?;
+async fn shown(request: SessionRequest, status: StatusCode, mut form: Form) -> Answer {
+    let (call, items, pager) = request.list::<Network>("networks", &[], None).await?;
     let mut regions = offers::regions(&request).await?;
     regions.retain(|region| region.private_networks);
     if form.value("region").is_empty()
@@ -75,20 +71,20 @@ async fn shown(request: SessionRequest, status: StatusCode, mut form: Form) -> R
     let is_under_way = items.iter().any(|network| !network.ready);
     let template = ListPage {
         shell: request.shell_with(SECTION, "Private networks", &calls),
-        pager: Pager::new(pagination, "/console/networks", &request.query),
         refresh: request.refresh(is_under_way),
         items,
+        pager,
         regions,
         form,
     };
     Ok(page(status, &template))
 }
 
-async fn list(request: SessionRequest) -> Result<Response, Refusal> {
+async fn list(request: SessionRequest) -> Answer {
     shown(request, StatusCode::OK, Form::new()).await
 }
 
-async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Refusal> {
+async fn create(request: SessionRequest, mut form: Form) -> Answer {
     match request.send(&create_call(&form)).await {
         Ok(_) => Ok(request
             .done("/console/networks", "The private network is created.")
@@ -138,20 +134,14 @@ fn rename_page(request: &SessionRequest, status: StatusCode, id: String, form: F
     page(status, &template)
 }
 
-async fn show_rename(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn show_rename(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    let id = segment(&id);
     let (form, version) = named(&request, &id).await?;
     let form = form.remembering(&version);
     Ok(rename_page(&request, StatusCode::OK, id, form))
 }
 
-async fn rename(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    mut form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+async fn rename(request: SessionRequest, Id(id): Id, mut form: Form) -> Answer {
     let call = |form: &Form| rename_call(&id, form);
     let sent = request
         .save(&mut form, &FIELDS, call, async || named(&request, &id).await)
@@ -173,12 +163,7 @@ struct DeletePage {
     form: Form,
 }
 
-async fn delete_page(
-    request: &SessionRequest,
-    status: StatusCode,
-    id: &str,
-    form: Form,
-) -> Result<Response, Refusal> {
+async fn delete_page(request: &SessionRequest, status: StatusCode, id: &str, form: Form) -> Answer {
     let path = format!("/v1/networks/{id}");
     let found: Single<Network> = request.get(&Call::get(path.clone())).await?;
     let template = DeletePage {
@@ -189,17 +174,12 @@ async fn delete_page(
     Ok(page(status, &template))
 }
 
-async fn show_delete(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn show_delete(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    delete_page(&request, StatusCode::OK, &segment(&id), Form::new()).await
+    delete_page(&request, StatusCode::OK, &id, Form::new()).await
 }
 
-async fn delete(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    mut form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+async fn delete(request: SessionRequest, Id(id): Id, mut form: Form) -> Answer {
     match request.send(&Call::delete(format!("/v1/networks/{id}"))).await {
         Ok(_) => Ok(request
             .done("/console/networks", "The private network is deleted.")

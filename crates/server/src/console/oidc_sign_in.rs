@@ -13,7 +13,7 @@ use super::{
     App, client,
     oidc::{Failure, Flow, Person, Provider},
     page::{Query, Shell, page, see_other},
-    refusal::Refusal,
+    refusal::{Answer, Refusal},
     sign_in::{begin_with, problem, refused, too_many, wait},
 };
 use crate::service::{
@@ -36,7 +36,7 @@ struct SignedIn {
 }
 
 /// Sends the browser to the provider.
-pub async fn start(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
+pub async fn start(State(app): State<Arc<App>>, request: Request) -> Answer {
     let provider = app.provider.as_ref().ok_or_else(Refusal::no_such_page)?;
     if let Some(refusal) = too_many(&app, client(request.extensions())) {
         return Ok(refusal);
@@ -60,7 +60,7 @@ pub async fn start(State(app): State<Arc<App>>, request: Request) -> Result<Resp
 }
 
 /// Answers the browser that comes back from the provider.
-pub async fn callback(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
+pub async fn callback(State(app): State<Arc<App>>, request: Request) -> Answer {
     let provider = app.provider.as_ref().ok_or_else(Refusal::no_such_page)?;
     let address = client(request.extensions());
     if let Some(refusal) = too_many(&app, address) {

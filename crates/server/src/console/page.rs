@@ -8,31 +8,15 @@ use http::{HeaderValue, StatusCode, header};
 use serde::Deserialize;
 use url::form_urlencoded;
 
-use super::{
-    assets::{ASSETS, Assets},
-    call::with_query,
-    refusal::Refusal,
-    session::Note,
-};
+use super::{call::with_query, refusal::Refusal, session::Note};
 use api::{CursorPagination, Pagination};
 
 /// The Content-Type of every page.
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 
-/// The files that every page loads.
-#[derive(Clone, Copy)]
-pub struct Files(pub &'static Assets);
-
-impl Default for Files {
-    fn default() -> Self {
-        Self(&ASSETS)
-    }
-}
-
 /// The frame around a page.
 #[derive(Clone, Default)]
 pub struct Shell {
-    pub files: Files,
     pub title: String,
     /// The section in the navigation that it belongs to.
     pub section: &'static str,

@@ -1,10 +1,14 @@
 //! Errors of `/v1` and of the console, and their causes.
 
+use axum::response::Response;
 use http::StatusCode;
 
 use super::text::sentence;
 use crate::facade::status;
 use api::{ErrorAnswer, ErrorBody, ErrorCode};
+
+/// What a page answers; the middleware makes a page of a refusal.
+pub type Answer = Result<Response, Refusal>;
 
 /// An error of `/v1`, or of the console itself.
 #[derive(Clone, Debug, PartialEq, Eq)]

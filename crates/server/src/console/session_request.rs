@@ -7,20 +7,21 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, Full, Limited};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{
     App,
-    call::Call,
+    call::{Call, with_query},
     client,
     form::{Field, Form},
-    page::{Query, Shell, see_other},
+    page::{Pager, Query, Shell, see_other},
     refresh::{self, Refresh},
-    refusal::Refusal,
+    refusal::{Answer, Refusal},
     session::Note,
 };
 use crate::service::credentials::Credential;
-use api::ErrorCode;
+use api::{ErrorCode, List, Single};
 use runtime::http::Peer;
 
 /// Largest answer of `/v1` that is read; a page of 100 deliveries is smaller.
@@ -224,7 +225,7 @@ impl SessionRequest {
         ))
     }
 
-    /// Reads something.
+    /// Sends a request to `/v1`, and reads its answer.
     pub async fn get<T: DeserializeOwned>(&self, call: &Call) -> Result<T, Refusal> {
         parse(call, &self.send(call).await?)
     }
@@ -236,6 +237,23 @@ impl SessionRequest {
         let version = version.and_then(|version| version.to_str().ok());
         let version = version.unwrap_or_default().to_owned();
         Ok((parse(call, &read(answer).await?)?, version))
+    }
+
+    /// Reads a page of a list: the request, the items, and the links to the other pages. The list has the same name in the paths of the
+    /// console and of `/v1`, and so have the filters in their queries.
+    pub async fn list<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        filters: &[&str],
+        limit: Option<&str>,
+    ) -> Result<(Call, Vec<T>, Pager), Refusal> {
+        let parameters = filters.iter().chain(&["page"]);
+        let mut parameters: Vec<_> = parameters.map(|name| (*name, self.query.get(name))).collect();
+        parameters.extend(limit.map(|limit| ("limit", limit)));
+        let call = Call::get(with_query(&format!("/v1/{name}"), &parameters));
+        let List { data, pagination } = self.get(&call).await?;
+        let pager = Pager::new(pagination, &format!("/console/{name}"), &self.query);
+        Ok((call, data, pager))
     }
 
     /// Reads something that may not exist.
@@ -324,6 +342,12 @@ impl SessionRequest {
             self.is_refresh && !is_under_way,
             self.now(),
         )
+    }
+
+    /// Sends a request to `/v1`, and the browser to a page of the console that says what has started, until that has ended.
+    pub async fn begin(&self, path: &str, call: &Call) -> Answer {
+        let begun: Single<Value> = self.get(call).await?;
+        Ok(self.begun(path, &begun.message.unwrap_or_default()).await)
     }
 
     /// Sends the browser to a page of the console that says what was done.

@@ -13,7 +13,7 @@ use super::{
     App, client,
     form::Form,
     page::{Query, Shell, page, see_other},
-    refusal::Refusal,
+    refusal::{Answer, Refusal},
     session::Session,
     text::sentence,
 };
@@ -67,7 +67,7 @@ pub async fn show(State(app): State<Arc<App>>, uri: Uri) -> Response {
 }
 
 /// Signs in with a key.
-pub async fn with_key(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
+pub async fn with_key(State(app): State<Arc<App>>, request: Request) -> Answer {
     let address = client(request.extensions());
     if let Some(refusal) = too_many(&app, address) {
         return Ok(refusal);
@@ -92,7 +92,7 @@ async fn attempt(
     app: &App,
     address: IpAddr,
     test: impl Future<Output = Result<Credential, Error>>,
-) -> Result<Response, Refusal> {
+) -> Answer {
     let attempt = match app.attempts.begin(address, app.service.now()) {
         Ok(attempt) => attempt,
         Err(seconds) => return Ok(wait(app, seconds)),
@@ -131,7 +131,7 @@ pub async fn show_link(uri: Uri) -> Response {
 }
 
 /// Signs in with a one-time link.
-pub async fn with_link(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
+pub async fn with_link(State(app): State<Arc<App>>, request: Request) -> Answer {
     let address = client(request.extensions());
     if let Some(refusal) = too_many(&app, address) {
         return Ok(refusal);
@@ -165,7 +165,7 @@ pub async fn out(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
 }
 
 /// Starts a session. The next page finds out whether the browser has kept the cookie.
-async fn begin(app: &App, credential: &Credential, address: IpAddr) -> Result<Response, Refusal> {
+async fn begin(app: &App, credential: &Credential, address: IpAddr) -> Answer {
     let entry = audit::Entry {
         client: Some(address),
         ..audit::Entry::default()
@@ -179,7 +179,7 @@ pub async fn begin_with(
     credential: &Credential,
     mut entry: audit::Entry,
     mut response: Response,
-) -> Result<Response, Refusal> {
+) -> Answer {
     let now = app.service.now();
     let session = Session::begin(credential, now);
     let cookie = app.cookies.keep(&session, app.seal().await?, now);

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use axum::{extract::State, response::Response};
-use http::StatusCode;
-use serde::Serialize;
 
 use super::{
     App,
@@ -12,11 +10,10 @@ use super::{
         Caller,
         query::{Paging, Parameters},
     },
-    openapi::examples,
     response::{self, error::Error},
 };
-use api::{ConsoleType, ImageOffer, List, Money, Pagination, PlanOffer, RegionOffer, UnitMoney};
-use domain::catalogue::{Catalogue, Offer, Prices, offer::OfferedImage};
+use api::{ConsoleType, ImageOffer, List, Money, PlanOffer, RegionOffer, UnitMoney};
+use domain::catalogue::{Offer, Prices, offer::OfferedImage};
 use resources::{Plan, validation};
 
 fn plan_offer(plan: Plan, prices: &Prices) -> PlanOffer {
@@ -57,57 +54,31 @@ fn image_offer(image: OfferedImage<'_>) -> ImageOffer {
     }
 }
 
-/// A region for the examples.
-fn example_region() -> Option<RegionOffer> {
-    let catalogue = Catalogue::default();
-    let offers = catalogue.offers();
-    let offer = offers
-        .first()
-        .map(|offer| region_offer(offer, &[ConsoleType::Serial, ConsoleType::Vnc]));
-    offer.map(|offer| RegionOffer {
-        simulated: false,
-        ..offer
-    })
-}
-
-/// An image for the examples.
-fn example_image() -> ImageOffer {
-    image_offer(OfferedImage {
-        id: "debian-13",
-        user: Some("debian"),
-    })
-}
-
 /// Lists the plans
 ///
 /// Smallest first.
 #[utoipa::path(
     get, path = "/v1/plans", operation_id = "listPlans", tag = "catalogue",
     params(Paging),
-    responses((status = 200, description = "A page of plans", body = List<PlanOffer>, example = json!(examples::page(plan_offer(Plan::Starter, &Prices::default()))))),
+    responses((status = 200, description = "A page of plans", body = List<PlanOffer>)),
 )]
-pub async fn plans(
-    State(app): State<Arc<App>>,
-    _: Caller,
-    parameters: Parameters,
-) -> Result<Response, Error> {
+pub async fn plans(State(app): State<Arc<App>>, _: Caller, paging: Paging) -> Result<Response, Error> {
     let catalogue = app.service.catalogue();
     let prices = catalogue.prices_at(app.service.now());
-    page(&parameters, &Plan::ALL, |plan| plan_offer(*plan, prices))
+    let plans = paging.cut(Plan::ALL.into_iter());
+    response::list(paging, plans, |plan| plan_offer(*plan, prices))
 }
 
 /// Lists the regions
 #[utoipa::path(
     get, path = "/v1/regions", operation_id = "listRegions", tag = "catalogue",
     params(Paging),
-    responses((status = 200, description = "A page of regions", body = List<RegionOffer>, example = json!(examples::page(example_region())))),
+    responses((status = 200, description = "A page of regions", body = List<RegionOffer>)),
 )]
-pub async fn regions(
-    State(app): State<Arc<App>>,
-    _: Caller,
-    parameters: Parameters,
-) -> Result<Response, Error> {
-    page(&parameters, &app.service.catalogue().offers(), |offer| {
+pub async fn regions(State(app): State<Arc<App>>, _: Caller, paging: Paging) -> Result<Response, Error> {
+    let catalogue = app.service.catalogue();
+    let offers = paging.cut(catalogue.offers().into_iter());
+    response::list(paging, offers, |offer| {
         region_offer(offer, app.service.consoles_in(offer.region))
     })
 }
@@ -118,11 +89,12 @@ pub async fn regions(
 #[utoipa::path(
     get, path = "/v1/images", operation_id = "listImages", tag = "catalogue",
     params(Paging, ("region" = Option<String>, Query, description = "Only images that can be installed in this region.", example = "fr-par-1")),
-    responses((status = 200, description = "A page of images", body = List<ImageOffer>, example = json!(examples::page(example_image())))),
+    responses((status = 200, description = "A page of images", body = List<ImageOffer>)),
 )]
 pub async fn images(
     State(app): State<Arc<App>>,
     _: Caller,
+    paging: Paging,
     parameters: Parameters,
 ) -> Result<Response, Error> {
     let catalogue = app.service.catalogue();
@@ -135,21 +107,6 @@ pub async fn images(
             offer.map_or_else(Vec::new, |offer| offer.images())
         }
     };
-    page(&parameters, &images, |image| image_offer(*image))
-}
-
-fn page<'a, T, I: Serialize>(
-    parameters: &Parameters,
-    all: &'a [T],
-    item: impl Fn(&'a T) -> I,
-) -> Result<Response, Error> {
-    let paging = parameters.paging()?;
-    let skip = usize::try_from(paging.page - 1)
-        .unwrap_or(usize::MAX)
-        .saturating_mul(paging.limit);
-    let list = List {
-        data: all.iter().skip(skip).take(paging.limit).map(item).collect(),
-        pagination: Pagination::new(paging.page, paging.limit, all.len()),
-    };
-    response::json(StatusCode::OK, &list, 1024)
+    let images = paging.cut(images.into_iter());
+    response::list(paging, images, |image| image_offer(*image))
 }

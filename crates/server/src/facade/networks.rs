@@ -11,11 +11,11 @@ use http::StatusCode;
 use super::{
     App,
     extract::{
-        Caller, IfMatch, Post, Target,
+        Caller, Change, Post, Target,
         body::required,
         fields::Fields,
         idempotency::{self, Retention},
-        query::{Paging, Parameters},
+        query::Paging,
     },
     openapi::examples,
     response::{
@@ -28,12 +28,12 @@ use crate::service::{
     id::NetworkId,
     networks::{IndexedNetwork, still_in_use},
 };
-use api::{ChangeNetwork, CreateNetwork, List, Pagination, PrivateNetwork, Seconds, Single};
+use api::{ChangeNetwork, CreateNetwork, List, PrivateNetwork, Seconds, Single};
 use domain::{catalogue::Catalogue, network};
 use resources::validation;
 
 /// A network as lists and its detail show it.
-pub fn view(item: &IndexedNetwork, instances: usize) -> PrivateNetwork {
+fn view(item: &IndexedNetwork, instances: usize) -> PrivateNetwork {
     let network = &*item.network;
     let message = item.why_not_ready();
     PrivateNetwork {
@@ -105,20 +105,11 @@ fn read_change(mut fields: Fields) -> Result<ChangeNetwork, Error> {
     operation_id = "listNetworks",
     tag = "networks",
     params(Paging),
-    responses((status = 200, description = "A page of private networks", body = List<PrivateNetwork>, example = json!(examples::page(examples::network())))),
+    responses((status = 200, description = "A page of private networks", body = List<PrivateNetwork>)),
 )]
-pub async fn list(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    parameters: Parameters,
-) -> Result<Response, Error> {
-    let paging = parameters.paging()?;
-    let (page, total) = app
-        .service
-        .list_networks(caller.namespace(), paging.page, paging.limit);
-    let data: Vec<_> = page.iter().map(|item| shown(&app, item)).collect();
-    let pagination = Pagination::new(paging.page, paging.limit, total);
-    response::json(StatusCode::OK, &List { data, pagination }, 512)
+pub async fn list(State(app): State<Arc<App>>, caller: Caller, paging: Paging) -> Result<Response, Error> {
+    let networks = app.service.list_networks(caller.namespace(), paging);
+    response::list(paging, networks, |item| shown(&app, item))
 }
 
 /// Creates a private network
@@ -132,7 +123,7 @@ pub async fn list(
     tag = "networks",
     request_body(content = CreateNetwork, example = json!({"name": "backend", "region": "fr-par-1"})),
     responses(
-        (status = 201, description = "The private network", body = Single<PrivateNetwork>, headers(("ETag")), example = json!(examples::single(examples::network()))),
+        (status = 201, description = "The private network", body = Single<PrivateNetwork>, headers(("ETag"))),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("private networks")))),
     ),
 )]
@@ -154,12 +145,8 @@ pub async fn create(
     let item = &*created.item;
     let mut response = response::single(StatusCode::CREATED, &*item.network, shown(&app, item), None)?;
     response::locate(&mut response, "/v1/networks", item.id);
-    Ok(idempotency::answered(
-        request,
-        created.replayed,
-        Retention::Resource,
-        response,
-    ))
+    idempotency::mark(&mut response, request, created.replayed, Retention::Resource);
+    Ok(response)
 }
 
 /// Shows a private network
@@ -169,7 +156,7 @@ pub async fn create(
     operation_id = "getNetwork",
     tag = "networks",
     params(Target<NetworkId>),
-    responses((status = 200, description = "The private network", body = Single<PrivateNetwork>, headers(("ETag")), example = json!(examples::single(examples::network())))),
+    responses((status = 200, description = "The private network", body = Single<PrivateNetwork>, headers(("ETag")))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -190,21 +177,16 @@ pub async fn detail(
     tag = "networks",
     params(Target<NetworkId>),
     request_body(content = ChangeNetwork, example = json!({"name": "backend"})),
-    responses((status = 200, description = "The changed private network", body = Single<PrivateNetwork>, headers(("ETag")), example = json!(examples::single(examples::network())))),
+    responses((status = 200, description = "The changed private network", body = Single<PrivateNetwork>, headers(("ETag")))),
 )]
-pub async fn change(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<NetworkId>,
-    IfMatch(precondition): IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    let change = read_change(required(request).await?)?;
-    let item = app
+pub async fn change(call: Change<NetworkId>) -> Result<Response, Error> {
+    let change = read_change(required(call.request).await?)?;
+    let item = call
+        .app
         .service
-        .change_network(caller.namespace(), id, &change, &precondition)
+        .change_network(call.caller.namespace(), call.id, &change, &call.precondition)
         .await?;
-    response::single(StatusCode::OK, &*item.network, shown(&app, &item), None)
+    response::single(StatusCode::OK, &*item.network, shown(&call.app, &item), None)
 }
 
 /// Deletes a private network
@@ -221,15 +203,10 @@ pub async fn change(
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(still_in_use("pn-4t8kq2m6x1r9z3wb", 2)))),
     ),
 )]
-pub async fn delete(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<NetworkId>,
-    IfMatch(precondition): IfMatch,
-) -> Result<StatusCode, Error> {
-    app.service
-        .delete_network(caller.namespace(), id, &precondition)
-        .await?;
+pub async fn delete(call: Change<NetworkId>) -> Result<StatusCode, Error> {
+    let (service, namespace) = (&call.app.service, call.caller.namespace());
+    let deleting = service.delete_network(namespace, call.id, &call.precondition);
+    deleting.await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -36,15 +36,15 @@ impl Service {
             },
             api_keys: Quota {
                 used: self.credentials.count(&tenant.namespace, self.clock.now()),
-                limit: Some(self.key_quota),
+                limit: Some(self.settings.key_quota),
             },
             private_networks: Quota {
                 used: self.networks.index().count(&tenant.namespace),
-                limit: limit(self.network_quota),
+                limit: limit(self.settings.network_quota),
             },
             backups: Quota {
                 used: self.counted_backups(&tenant.namespace),
-                limit: Some(self.backup_limits.per_account),
+                limit: Some(self.settings.backup_limits.per_account),
             },
         }
     }

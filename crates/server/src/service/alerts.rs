@@ -1,8 +1,8 @@
 //! Alerts: list.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::sync::Arc;
 
-use super::{Service, index::items_before, instances::IndexedInstance};
+use super::{Service, index::Paging, instances::IndexedInstance};
 use api::AlertStatus;
 use domain::alert::alerts::is_shown;
 use resources::Alert;
@@ -11,18 +11,7 @@ use resources::Alert;
 #[derive(Clone, Debug)]
 pub struct ShownAlert {
     pub item: Arc<IndexedInstance>,
-    index: usize,
-}
-
-impl ShownAlert {
-    /// The first alert of an instance, for examples.
-    pub const fn first_of(item: Arc<IndexedInstance>) -> Self {
-        Self { item, index: 0 }
-    }
-
-    pub fn alert(&self) -> Option<&Alert> {
-        self.item.instance.status.as_ref()?.alerts.get(self.index)
-    }
+    pub alert: Alert,
 }
 
 /// The filters of a list. Values that match nothing give an empty list.
@@ -36,39 +25,36 @@ pub struct AlertFilter<'a> {
 
 impl Service {
     /// One page of an account's alerts that are firing or ended within the last day, newest first, then by id, and their total number.
-    /// `page` counts from 1.
     pub fn list_alerts(
         &self,
         namespace: &str,
         filter: AlertFilter<'_>,
-        page: u64,
-        limit: usize,
+        paging: Paging,
     ) -> (Vec<ShownAlert>, usize) {
         let now = self.clock.now();
-        let matches = |alert: &Alert| {
+        let matches = |item: &IndexedInstance, alert: &Alert| {
             is_shown(alert, now)
                 && filter
                     .status
                     .is_none_or(|wanted| AlertStatus::from(alert.phase).as_ref() == wanted)
+                && filter
+                    .instance_id
+                    .is_none_or(|wanted| wanted == item.id.to_string())
         };
         let mut shown = Vec::new();
-        for item in self.instances.index().alerting(namespace) {
-            let id = item.id.to_string();
-            if filter.instance_id.is_some_and(|wanted| wanted != id) {
-                continue;
+        for item in self.instances.index().all(namespace) {
+            for alert in item.instance.status.iter().flat_map(|status| &status.alerts) {
+                if matches(&item, alert) {
+                    shown.push(ShownAlert {
+                        item: item.clone(),
+                        alert: alert.clone(),
+                    });
+                }
             }
-            let alerts = item.instance.status.iter().flat_map(|status| &status.alerts);
-            let matching = alerts.enumerate().filter(|(_, alert)| matches(alert));
-            shown.extend(matching.map(|(index, alert)| {
-                let key = (Reverse(alert.fired_at), alert.id.clone());
-                let item = item.clone();
-                (key, ShownAlert { item, index })
-            }));
         }
-        shown.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        let total = shown.len();
-        let skip = items_before(page, limit);
-        let page = shown.into_iter().skip(skip).take(limit);
-        (page.map(|(_, alert)| alert).collect(), total)
+        shown.sort_unstable_by(|ShownAlert { alert: a, .. }, ShownAlert { alert: b, .. }| {
+            (b.fired_at, &a.id).cmp(&(a.fired_at, &b.id))
+        });
+        paging.cut(shown.into_iter())
     }
 }

@@ -8,7 +8,7 @@ use super::{
     error::{Error, ErrorCode, no_backups, wrong_backup},
     id::{BackupId, InstanceId, PublicId as _},
     idempotency::IdempotentRequest,
-    index::{Index as _, Indexed, Object as _},
+    index::{Index as _, Indexed, Object as _, Paging},
     instances::{IndexedInstance, RestorableBackup},
     precondition::Precondition,
     store::{Created, KeyedCreate, annotations},
@@ -85,23 +85,13 @@ pub struct BackupFilter<'a> {
     pub status: Option<&'a str>,
 }
 
-/// How many backups there may be when a manual one is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BackupLimits {
-    /// Of one instance: those that wait, run or are completed.
-    pub per_instance: usize,
-    /// Of an account: also the completed scheduled ones of its deleted instances.
-    pub per_account: usize,
-}
-
 impl Service {
-    /// One page of an account's backups, newest first, and their total number. `page` counts from 1.
+    /// One page of an account's backups, newest first, and their total number.
     pub fn list_backups(
         &self,
         namespace: &str,
         filter: BackupFilter<'_>,
-        page: u64,
-        limit: usize,
+        paging: Paging,
     ) -> (Vec<ShownBackup>, usize) {
         let matches = |item: &IndexedBackup| {
             let has_status = |wanted: &str| match item.backup.phase() {
@@ -114,7 +104,7 @@ impl Service {
                     .instance_id
                     .is_none_or(|wanted| item.backup.instance_id().as_deref() == Some(wanted))
         };
-        let (page, total) = self.backups.index().page_of(namespace, page, limit, matches);
+        let (page, total) = self.backups.index().page_of(namespace, paging, matches);
         (page.into_iter().map(|item| self.shown(item)).collect(), total)
     }
 
@@ -123,12 +113,11 @@ impl Service {
         &self,
         namespace: &str,
         id: Option<InstanceId>,
-        page: u64,
-        limit: usize,
+        paging: Paging,
     ) -> Result<(Vec<ShownBackup>, usize), Error> {
         let instance = self.instances.find(namespace, id).await?;
         let is_of = |item: &IndexedBackup| item.backup.is_of(&instance.instance);
-        let (page, total) = self.backups.index().page_of(namespace, page, limit, is_of);
+        let (page, total) = self.backups.index().page_of(namespace, paging, is_of);
         Ok((page.into_iter().map(|item| self.shown(item)).collect(), total))
     }
 
@@ -240,7 +229,7 @@ impl Service {
         check_backup_state(item)?;
         let unfinished = |other: &IndexedBackup| is_under_way(&other.backup, &item.instance);
         let index = self.backups.index();
-        if index.page_of(item.instance.namespace(), 1, 1, unfinished).1 > 0 {
+        if index.count_of(item.instance.namespace(), unfinished) > 0 {
             return Err(under_way());
         }
         Ok(())
@@ -256,7 +245,8 @@ impl Service {
         check_backup_state(item)?;
         let namespace = item.instance.namespace();
         let unfinished = |other: &IndexedBackup| is_under_way(&other.backup, &item.instance);
-        let (some, _) = self.backups.index().page_of(namespace, 1, 100, unfinished);
+        let index = self.backups.index();
+        let (some, _) = index.page_of(namespace, Paging::first(100), unfinished);
         for shown in some {
             let current = self.backups.get(namespace, shown.backup.name()).await?;
             if current.is_some_and(|current| is_under_way(&current, &item.instance)) {
@@ -269,13 +259,13 @@ impl Service {
     /// Number of an account's backups that count when a manual one is made.
     pub(super) fn counted_backups(&self, namespace: &str) -> usize {
         let is_counted = |item: &IndexedBackup| counts(&item.backup);
-        self.backups.index().page_of(namespace, 1, 1, is_counted).1
+        self.backups.index().count_of(namespace, is_counted)
     }
 
     fn check_room(&self, instance: &Instance) -> Result<(), Error> {
-        let (namespace, limits) = (instance.namespace(), self.backup_limits);
+        let (namespace, limits) = (instance.namespace(), self.settings.backup_limits);
         let of_instance = |item: &IndexedBackup| counts(&item.backup) && item.backup.is_of(instance);
-        if self.backups.index().page_of(namespace, 1, 1, of_instance).1 >= limits.per_instance {
+        if self.backups.index().count_of(namespace, of_instance) >= limits.per_instance {
             let what = format!("the instance has {} manual backups", limits.per_instance);
             return Err(too_many(&what));
         }

@@ -24,7 +24,7 @@ impl Service {
     /// Sets where clients reach the gateway; without this, no console can be opened.
     #[must_use]
     pub fn with_console_gateway(self, url: GatewayUrl, client: Client) -> Self {
-        let key = SealingKey::new(client, &self.operator_namespace, Sealed::Tickets);
+        let key = SealingKey::new(client, &self.settings.operator_namespace, Sealed::Tickets);
         Self {
             gateway: Some(Gateway { url, key }),
             ..self

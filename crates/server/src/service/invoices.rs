@@ -18,7 +18,7 @@ use super::{
     credentials::Tenant,
     error::Error,
     id::{InvoiceId, PublicId as _},
-    index::items_before,
+    index::Paging,
     store::ApiCalls,
 };
 use domain::invoice::{Period, PriceHistory, Total, ledger::lines_of, stored_prices, total};
@@ -109,13 +109,12 @@ pub struct Lines {
 
 impl Service {
     /// One page of the account's issued invoices and credit notes, of periods that begin in `year` if that is given, the latest period
-    /// first and credit notes after their invoice, and their number. `page` is counted from 1.
+    /// first and credit notes after their invoice, and their number.
     pub async fn list_invoices(
         &self,
         tenant: &Tenant,
         year: Option<i16>,
-        page: u64,
-        limit: usize,
+        paging: Paging,
         cost: &Cost,
     ) -> Result<(Vec<Invoice>, usize), Error> {
         let mut all = self
@@ -127,9 +126,7 @@ impl Service {
             year.is_none_or(|year| year == begun)
         });
         all.sort_by(Invoice::listed_before);
-        let skip = items_before(page, limit);
-        let total = all.len();
-        Ok((all.into_iter().skip(skip).take(limit).collect(), total))
+        Ok(paging.cut(all.into_iter()))
     }
 
     /// The invoice with this id, issued or open.
@@ -138,7 +135,7 @@ impl Service {
         let name = id.ok_or_else(unknown)?.name();
         let found = self
             .calls
-            .get_in(&self.operator_namespace, &name, &tenant.namespace)
+            .get_in(&self.settings.operator_namespace, &name, &tenant.namespace)
             .await?;
         // Those of others, and credit notes that are only asked for, do not exist.
         let is_shown = |invoice: &Invoice| {
@@ -166,7 +163,7 @@ impl Service {
 
     /// An open invoice without lines and without a name.
     async fn nothing_yet(&self, tenant: &Tenant, cost: &Cost) -> Result<Invoice, Error> {
-        let (last, _) = self.list_invoices(tenant, None, 1, 1, cost).await?;
+        let (last, _) = self.list_invoices(tenant, None, Paging::first(1), cost).await?;
         let ended = last.first().map(|invoice| invoice.spec.period.to);
         let Period { from, to } = Period::month_of(self.now());
         let from = from.max(ended.unwrap_or(from));
@@ -210,7 +207,7 @@ impl Service {
         Ok(OpenedInvoice {
             calls: self.calls.clone(),
             turns: tenant.namespace.clone(),
-            namespace: self.operator_namespace.clone(),
+            namespace: self.settings.operator_namespace.clone(),
             invoice: Arc::new(invoice),
             open,
             sums: self.open_sums.clone(),
@@ -219,8 +216,8 @@ impl Service {
 
     /// Past and present prices.
     async fn prices(&self) -> Result<PriceHistory, Error> {
-        let api: Api<ConfigMap> = self.calls.api(&self.operator_namespace);
-        let _permit = self.calls.permit(&self.operator_namespace).await?;
+        let api: Api<ConfigMap> = self.calls.api(&self.settings.operator_namespace);
+        let _permit = self.calls.permit(&self.settings.operator_namespace).await?;
         let stored = bounded(api.get_opt(stored_prices::NAME)).await?;
         stored
             .as_ref()
@@ -241,7 +238,7 @@ impl Service {
         let params = ListParams::default()
             .limit(100)
             .labels(of_account.trim_end_matches(','));
-        let mut pages = reading.pages_in::<Invoice>(&self.operator_namespace, params);
+        let mut pages = reading.pages_in::<Invoice>(&self.settings.operator_namespace, params);
         let mut all = Vec::new();
         while all.len() < MOST
             && let Some((page, _turn)) = reading.page(&mut pages, Pages::next).await?
@@ -274,9 +271,9 @@ impl OpenedInvoice {
         self.invoice.is_issued()
     }
 
-    /// One page of the lines, and the sums. `page` counts from 1.
-    pub async fn lines(&self, page: u64, limit: usize, cost: &Cost) -> Result<Lines, Error> {
-        let skip = items_before(page, limit);
+    /// One page of the lines, and the sums.
+    pub async fn lines(&self, paging: Paging, cost: &Cost) -> Result<Lines, Error> {
+        let (skip, limit) = (paging.skip(), paging.limit);
         let reading = async {
             if !self.is_issued() {
                 return self.open_lines(skip, limit, cost).await;

@@ -34,13 +34,13 @@ pub mod webhooks;
 
 use std::sync::{Arc, OnceLock};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::mpsc;
 
 pub use resources::public_id as id;
 
-use domain::{catalogue::Catalogue, nonce};
+use domain::{backup::BackupLimits, catalogue::Catalogue, nonce};
 use providers::UsageSource;
 use resources::{
     Account, ApiKey, Backup, Instance, PrivateNetwork, Webhook, account::DEFAULT_INSTANCE_QUOTA,
@@ -49,7 +49,7 @@ use resources::{
 use runtime::{Clock, FairPermits, Health, shared_catalogue::SharedCatalogue, watch::Listener};
 
 use self::{
-    backups::{BackupLimits, IndexedBackup},
+    backups::IndexedBackup,
     credentials::Credentials,
     index::{Index as _, OrderedIndex},
     instances::InstanceIndex,
@@ -75,6 +75,43 @@ pub struct Dependencies {
     pub receiver_check: ReceiverCheck,
 }
 
+/// What the operator is configured to do.
+pub struct Settings {
+    /// Maximum number of concurrent calls to the API server.
+    pub max_calls: usize,
+    /// Instances that an account may have unless its spec says otherwise.
+    pub instance_quota: u32,
+    /// Keys that an account may have.
+    pub key_quota: usize,
+    /// Private networks that an account may have.
+    pub network_quota: u32,
+    pub backup_limits: BackupLimits,
+    /// Whether the operator logs events.
+    pub has_event_log: bool,
+    /// How many hours logged events are shown.
+    pub log_retention_hours: u32,
+    /// The operator's namespace, where the prices of the past are.
+    pub operator_namespace: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_calls: MAX_CALLS,
+            instance_quota: DEFAULT_INSTANCE_QUOTA,
+            key_quota: size(DEFAULT_KEY_QUOTA),
+            network_quota: DEFAULT_NETWORK_QUOTA,
+            backup_limits: BackupLimits {
+                per_instance: size(backup::DEFAULT_PER_INSTANCE),
+                per_account: size(backup::DEFAULT_PER_ACCOUNT),
+            },
+            has_event_log: true,
+            log_retention_hours: 24,
+            operator_namespace: "stellage-system".to_owned(),
+        }
+    }
+}
+
 /// Checks the host of a receiver's URL; the error is for the account holder. It is called on every create and change, so it
 /// must neither block nor resolve names.
 pub type ReceiverCheck = Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
@@ -98,17 +135,7 @@ pub struct Service {
     size_locks: KeyedLocks,
     /// For creating backups, by namespace.
     backup_locks: KeyedLocks,
-    backup_limits: BackupLimits,
-    /// Keys that an account may have.
-    key_quota: usize,
-    /// Private networks that an account may have.
-    network_quota: u32,
-    /// Whether the operator logs events.
-    has_event_log: bool,
-    /// How long logged events are shown.
-    log_retention: SignedDuration,
-    /// The operator's namespace, where the prices of the past are.
-    operator_namespace: String,
+    settings: Settings,
     open_sums: Arc<OpenSums>,
     catalogue: SharedCatalogue,
     clock: Arc<dyn Clock>,
@@ -160,14 +187,15 @@ impl Service {
 
     /// A service with this client.
     pub(crate) fn with_client(client: Client) -> Self {
-        Self::new(Dependencies {
+        let dependencies = Dependencies {
             client,
             health: Health::default(),
             clock: Arc::new(runtime::SystemClock),
             catalogue: SharedCatalogue::default(),
             usage: Arc::new(providers::simulator::SimulatedUsage::default()),
             receiver_check: Arc::new(|_| Ok(())),
-        })
+        };
+        Self::new(dependencies, Settings::default())
     }
 
     /// The same, with images and receivers that are not served.
@@ -186,13 +214,8 @@ impl Service {
 }
 
 impl Service {
-    /// A service with these dependencies.
-    pub fn new(dependencies: Dependencies) -> Self {
-        Self::with_calls(dependencies, MAX_CALLS)
-    }
-
-    /// A service that makes at most `at_once` calls to the API server at the same time.
-    pub fn with_calls(dependencies: Dependencies, at_once: usize) -> Self {
+    /// A service with these dependencies and settings.
+    pub fn new(dependencies: Dependencies, settings: Settings) -> Self {
         let Dependencies {
             client,
             health,
@@ -201,29 +224,21 @@ impl Service {
             usage,
             receiver_check,
         } = dependencies;
-        let calls = Arc::new(ApiCalls::new(client, at_once));
+        let calls = Arc::new(ApiCalls::new(client, settings.max_calls));
         Self {
             instances: Store::new(calls.clone(), Arc::default()),
             networks: Store::new(calls.clone(), Arc::default()),
             backups: Store::new(calls.clone(), Arc::default()),
             webhooks: Store::new(calls.clone(), Arc::default()),
             calls,
-            credentials: Arc::new(Credentials::new(DEFAULT_INSTANCE_QUOTA, health)),
+            credentials: Arc::new(Credentials::new(settings.instance_quota, health)),
             first_uses: OnceLock::new(),
             key_locks: KeyedLocks::default(),
             bulk_locks: KeyedLocks::default(),
             secret_locks: KeyedLocks::default(),
             size_locks: KeyedLocks::default(),
             backup_locks: KeyedLocks::default(),
-            backup_limits: BackupLimits {
-                per_instance: size(backup::DEFAULT_PER_INSTANCE),
-                per_account: size(backup::DEFAULT_PER_ACCOUNT),
-            },
-            key_quota: size(DEFAULT_KEY_QUOTA),
-            network_quota: DEFAULT_NETWORK_QUOTA,
-            has_event_log: true,
-            log_retention: SignedDuration::from_hours(24),
-            operator_namespace: "stellage-system".to_owned(),
+            settings,
             open_sums: Arc::default(),
             catalogue,
             clock,
@@ -231,73 +246,6 @@ impl Service {
             usage_permits: FairPermits::new(usage::ASKED_AT_ONCE, usage::ASKED_BY_ONE),
             receiver_check,
             gateway: None,
-        }
-    }
-
-    /// Sets how many instances an account may have unless its spec says otherwise; 100 without this. Call it before
-    /// [`listeners`](Self::listeners).
-    #[must_use]
-    pub fn with_instance_quota(self, quota: u32) -> Self {
-        Self {
-            credentials: Arc::new(Credentials::new(quota, self.credentials.health.clone())),
-            ..self
-        }
-    }
-
-    /// Sets how many keys an account may have; 50 without this.
-    #[must_use]
-    pub fn with_key_quota(self, quota: u32) -> Self {
-        Self {
-            key_quota: size(quota),
-            ..self
-        }
-    }
-
-    /// Sets how many private networks an account may have; 10 without this.
-    #[must_use]
-    pub fn with_network_quota(self, network_quota: u32) -> Self {
-        Self {
-            network_quota,
-            ..self
-        }
-    }
-
-    /// Sets how many manual backups there may be; 30 of an instance and 1,000 of an account without this.
-    #[must_use]
-    pub fn with_backup_limits(self, per_instance: u32, per_account: u32) -> Self {
-        Self {
-            backup_limits: BackupLimits {
-                per_instance: size(per_instance),
-                per_account: size(per_account),
-            },
-            ..self
-        }
-    }
-
-    /// Sets whether the operator logs events; it does without this.
-    #[must_use]
-    pub fn with_event_log(self, has_event_log: bool) -> Self {
-        Self {
-            has_event_log,
-            ..self
-        }
-    }
-
-    /// Sets how many hours logged events are shown; 24 without this.
-    #[must_use]
-    pub fn with_log_retention(self, hours: u32) -> Self {
-        Self {
-            log_retention: SignedDuration::from_hours(hours.into()),
-            ..self
-        }
-    }
-
-    /// Sets the operator's namespace; `stellage-system` without this.
-    #[must_use]
-    pub fn with_operator_namespace(self, namespace: &str) -> Self {
-        Self {
-            operator_namespace: namespace.to_owned(),
-            ..self
         }
     }
 

@@ -8,7 +8,7 @@ use super::{
     error::{Error, ErrorCode, check_quota},
     id::NetworkId,
     idempotency::IdempotentRequest,
-    index::{Indexed, Object as _},
+    index::{Indexed, Object as _, Paging},
     precondition::Precondition,
     store::{Created, KeyedCreate, Verdict, annotations},
 };
@@ -75,14 +75,9 @@ impl IndexedNetwork {
 }
 
 impl Service {
-    /// One page of an account's networks, newest first, and their total number. `page` counts from 1.
-    pub fn list_networks(
-        &self,
-        namespace: &str,
-        page: u64,
-        limit: usize,
-    ) -> (Vec<Arc<IndexedNetwork>>, usize) {
-        self.networks.index().page(namespace, page, limit)
+    /// One page of an account's networks, newest first, and their total number.
+    pub fn list_networks(&self, namespace: &str, paging: Paging) -> (Vec<Arc<IndexedNetwork>>, usize) {
+        self.networks.index().page(namespace, paging)
     }
 
     /// The network with this id; `not_found` if it is not in the namespace.
@@ -109,7 +104,7 @@ impl Service {
     pub fn attached(&self, item: &IndexedNetwork) -> usize {
         let network = &*item.network;
         let index = self.instances.index();
-        index.in_network(network.namespace(), network.name())
+        index.count_of(network.namespace(), |instance| instance.is_in(network.name()))
     }
 
     /// The network that a new instance in this region names; why it cannot be attached to it, for the field of the request.
@@ -163,7 +158,7 @@ impl Service {
             self.check_prefix(namespace, new)?;
             check_quota(
                 self.networks.index().count(namespace),
-                self.network_quota,
+                self.settings.network_quota,
                 "private networks",
             )
         };
@@ -199,7 +194,7 @@ impl Service {
         let Some(prefix) = new.prefix.as_deref().and_then(|text| network::parse(text).ok()) else {
             return Ok(());
         };
-        let (all, _) = self.networks.index().page(namespace, 1, usize::MAX);
+        let all = self.networks.index().all(namespace);
         let overlaps = |item: &&Arc<IndexedNetwork>| network::overlaps(prefix, &item.network);
         match all.iter().find(overlaps) {
             None => Ok(()),

@@ -17,12 +17,12 @@ use serde_json::Value;
 
 use super::{
     super::{
-        Check, Outcome,
-        checks::{at_least, failed, ok, some, unknown, warning},
+        Check, Outcome, Problem, Verdict,
+        checks::{at_least, failed, some, unknown, warning},
         rights::Right,
         snapshot::Read,
     },
-    snapshot::{Found, Installed, KUBEVIRT, Pooled, RegionSnapshot, StorageProfile},
+    snapshot::{Found, KUBEVIRT, Pooled, RegionSnapshot},
 };
 
 /// The oldest minor version of Kubernetes 1 that has the admission policies of the chart, as in its `kubeVersion`.
@@ -34,188 +34,181 @@ const DEFAULT_RATIO: u32 = 10;
 /// Clock skew beyond which times of operations are misleading.
 const SKEW: SignedDuration = SignedDuration::from_secs(30);
 const GIB: u64 = 1 << 30;
+/// What to do if objects could not be read.
+const UNREAD: &str = "Upgrade the release of the chart stellage-region; or use an administrator's kubeconfig: --region-kubeconfig FILE.";
 
 /// All checks.
 pub(in super::super) fn all(snapshot: &RegionSnapshot, region: &KubeVirt) -> Vec<Check> {
-    let mut checks = vec![
-        kubernetes(&snapshot.version),
-        clock(snapshot.clocks),
-        kubevirt(&snapshot.apis, &snapshot.kubevirt),
-        cdi(&snapshot.apis),
-        rights(&snapshot.rights),
-        namespaces(region.namespaces, &snapshot.refused_namespace),
-        processors(&snapshot.kubevirt),
-        emulation(&snapshot.kubevirt),
-        drains(&snapshot.kubevirt, region.eviction_strategy),
-        storage(&region.storage_class, &snapshot.storage_class),
-        migration(&region.storage_class, &snapshot.storage_profile),
-        backups(region, snapshot.snapshot_class.as_ref(), &snapshot.storage_class),
-        images(&snapshot.images),
-        network(&region.network, snapshot),
-        name_servers(&region.network),
-        usage(region.usage.as_ref(), snapshot),
+    let class = &region.storage_class;
+    let backups = backups(region, snapshot.snapshot_class.as_ref(), &snapshot.storage_class);
+    let mut verdicts = vec![
+        ("Kubernetes", kubernetes(&snapshot.version)),
+        ("clock", clock(snapshot.clocks)),
+        ("KubeVirt", kubevirt(&snapshot.apis, &snapshot.kubevirt)),
+        ("CDI", cdi(&snapshot.apis)),
+        ("rights", rights(&snapshot.rights)),
+        (
+            "namespaces",
+            namespaces(region.namespaces, &snapshot.refused_namespace),
+        ),
+        ("processors", processors(&snapshot.kubevirt)),
+        ("emulation", emulation(&snapshot.kubevirt)),
+        ("drains", drains(&snapshot.kubevirt, region.eviction_strategy)),
+        ("storage", storage(class, &snapshot.storage_class)),
+        ("migration", migration(class, &snapshot.storage_profile)),
+        ("backups", backups),
+        ("images", images(&snapshot.images)),
+        ("network", network(&region.network, snapshot)),
+        ("name servers", name_servers(&region.network)),
+        ("usage", usage(region.usage.as_ref(), snapshot)),
     ];
     if let Profile::Bridge { .. } = region.network.profile {
-        checks.push(spoofing(&region.network, snapshot.attachment.as_ref()));
+        verdicts.push((
+            "spoofing",
+            spoofing(&region.network, snapshot.attachment.as_ref()),
+        ));
     }
     if region.network.private_networks != PrivateNetworks::None {
-        checks.push(private_networks(&region.network.private_networks, snapshot));
+        let verdict = private_networks(&region.network.private_networks, snapshot);
+        verdicts.push(("private networks", verdict));
     }
+    let checks = verdicts.into_iter();
     checks
+        .map(|(name, verdict)| Check::of(name, verdict, UNREAD))
+        .collect()
 }
 
-/// A check whose objects could not be read.
-fn unread(name: &'static str, why: &str) -> Check {
-    let fix = "Upgrade the release of the chart stellage-region; or use an administrator's kubeconfig: --region-kubeconfig FILE.";
-    unknown(name, format!("not checked: {why}"), fix)
-}
-
-fn kubernetes(version: &Info) -> Check {
+fn kubernetes(version: &Info) -> Verdict {
     let fix = "Upgrade the cluster: the admission policies that limit Stellage to its namespaces need a newer version.";
     at_least(OLDEST_KUBERNETES, version, fix)
 }
 
-fn clock((here, server): (Timestamp, Option<Timestamp>)) -> Check {
-    let name = "clock";
-    let Some(server) = server else {
-        return unread(name, "the API server's answers have no time");
-    };
+fn clock((here, server): (Timestamp, Option<Timestamp>)) -> Verdict {
+    let server = server.ok_or("the API server's answers have no time")?;
     let skew = here.duration_since(server).abs();
     let message = format!("this machine and the API server differ by {} s", skew.as_secs());
     if skew > SKEW {
         let fix = "Synchronise the clocks (chrony, systemd-timesyncd): Stellage compares the cluster's times with its own.";
-        return warning(name, message, fix);
+        return Err(warning(message, fix));
     }
-    ok(name, message)
+    Ok(message)
 }
 
-fn kubevirt(apis: &Read<BTreeSet<String>>, installed: &Read<Option<Installed>>) -> Check {
-    let name = "KubeVirt";
+fn kubevirt(apis: &Read<BTreeSet<String>>, installed: &Read<Option<Value>>) -> Verdict {
     let install = "Install KubeVirt: https://kubevirt.io/user-guide/cluster_admin/installation";
-    match apis {
-        Err(why) => return unread(name, why),
-        Ok(apis) if !apis.contains(KUBEVIRT) => {
-            return failed(name, "the cluster has no API kubevirt.io/v1", install);
-        }
-        // Served by virt-api itself.
-        Ok(apis) if !apis.contains("subresources.kubevirt.io/v1") => {
-            let fix = "See the Pods of virt-api, and: kubectl get apiservice v1.subresources.kubevirt.io";
-            return failed(name, "virt-api does not serve subresources.kubevirt.io/v1", fix);
-        }
-        Ok(_) => {}
+    let apis = apis.as_ref()?;
+    if !apis.contains(KUBEVIRT) {
+        return Err(failed("the cluster has no API kubevirt.io/v1", install));
     }
-    let installed = match installed {
-        Err(why) => return unread(name, why),
-        Ok(None) => return failed(name, "there is no KubeVirt object", install),
-        Ok(Some(installed)) => installed,
+    // Served by virt-api itself.
+    if !apis.contains("subresources.kubevirt.io/v1") {
+        let fix = "See the Pods of virt-api, and: kubectl get apiservice v1.subresources.kubevirt.io";
+        return Err(failed("virt-api does not serve subresources.kubevirt.io/v1", fix));
+    }
+    let Some(installed) = installed.as_ref()? else {
+        return Err(failed("there is no KubeVirt object", install));
     };
-    let version = installed.status.observed_kube_virt_version.as_str();
-    if installed.status.phase != "Deployed" {
-        let message = format!("{version} has the phase {}", installed.status.phase);
-        return failed(name, message, "kubectl describe kubevirt -A says why.");
+    let status = &installed["status"];
+    let version = status["observedKubeVirtVersion"].as_str().unwrap_or_default();
+    let phase = status["phase"].as_str().unwrap_or_default();
+    if phase != "Deployed" {
+        let message = format!("{version} has the phase {phase}");
+        return Err(failed(message, "kubectl describe kubevirt -A says why."));
     }
-    let rollout = installed.spec.configuration.vm_rollout_strategy.as_deref();
+    let rollout = installed["spec"]["configuration"]["vmRolloutStrategy"].as_str();
     let rollout = rollout.unwrap_or("LiveUpdate");
     match Version::parse(version.trim_start_matches('v')) {
-        Ok(parsed) if (parsed.major, parsed.minor) < (1, OLDEST_KUBEVIRT) => failed(
-            name,
+        Ok(parsed) if (parsed.major, parsed.minor) < (1, OLDEST_KUBEVIRT) => Err(failed(
             format!("{version} is older than 1.{OLDEST_KUBEVIRT}"),
             "Upgrade KubeVirt: older versions stop and start servers by other rules.",
-        ),
-        Ok(_) => ok(name, format!("{version}, vmRolloutStrategy {rollout}")),
-        Err(_) => unknown(
-            name,
+        )),
+        Ok(_) => Ok(format!("{version}, vmRolloutStrategy {rollout}")),
+        Err(_) => Err(unknown(
             format!("cannot tell the version {version:?}"),
             format!("Stellage needs 1.{OLDEST_KUBEVIRT} or newer."),
-        ),
+        )),
     }
 }
 
-fn cdi(apis: &Read<BTreeSet<String>>) -> Check {
-    let name = "CDI";
-    match apis {
-        Err(why) => unread(name, why),
-        Ok(apis) if apis.contains("cdi.kubevirt.io/v1beta1") => ok(name, "cdi.kubevirt.io/v1beta1"),
-        Ok(_) => failed(
-            name,
-            "the cluster has no API cdi.kubevirt.io/v1beta1",
-            "Install the Containerized Data Importer, which makes disks of images.",
-        ),
+fn cdi(apis: &Read<BTreeSet<String>>) -> Verdict {
+    let api = "cdi.kubevirt.io/v1beta1";
+    if apis.as_ref()?.contains(api) {
+        return Ok(api.to_owned());
     }
+    Err(failed(
+        format!("the cluster has no API {api}"),
+        "Install the Containerized Data Importer, which makes disks of images.",
+    ))
 }
 
-fn rights(missing: &Read<(Vec<Right>, bool)>) -> Check {
-    let name = "rights";
-    match missing {
-        Err(why) => unread(name, why),
-        Ok((missing, _)) if !missing.is_empty() => {
-            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
-            failed(
-                name,
-                format!("Stellage may not: {}", some(&missing)),
-                "Upgrade the release of the chart stellage-region with the region's namespacePrefix, imageNamespaces and networkNamespaces.",
-            )
+fn rights(missing: &Read<(Vec<Right>, bool)>) -> Verdict {
+    let (missing, with_servers) = missing.as_ref()?;
+    if !missing.is_empty() {
+        let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+        return Err(failed(
+            format!("Stellage may not: {}", some(&missing)),
+            "Upgrade the release of the chart stellage-region with the region's namespacePrefix, imageNamespaces and networkNamespaces.",
+        ));
+    }
+    let unseen = if *with_servers {
+        ""
+    } else {
+        "; those for servers were not looked at, for there are none yet"
+    };
+    Ok(format!("Stellage may do what it does in this cluster{unseen}"))
+}
+
+fn usage(from: Option<&UsageFrom>, snapshot: &RegionSnapshot) -> Verdict {
+    let prometheus = match from {
+        None => {
+            return Err(warning(
+                "nothing knows it: it is shown as null, and no alert fires",
+                "Set prometheus of the region in the catalogue, or podMetrics for CPU usage alone.",
+            ));
         }
-        Ok((_, true)) => ok(name, "Stellage may do what it does in this cluster"),
-        Ok((_, false)) => ok(
-            name,
-            "Stellage may do what it does in this cluster; those for servers were not looked at, for there are none yet",
-        ),
-    }
-}
-
-fn usage(from: Option<&UsageFrom>, snapshot: &RegionSnapshot) -> Check {
-    let name = "usage";
-    match (from, &snapshot.usage, &snapshot.apis) {
-        (None, _, _) => warning(
-            name,
-            "nothing knows it: it is shown as null, and no alert fires",
-            "Set prometheus of the region in the catalogue, or podMetrics for CPU usage alone.",
-        ),
-        (Some(UsageFrom::PodMetrics), _, Err(why)) => unread(name, why),
-        (Some(UsageFrom::PodMetrics), _, Ok(apis)) if apis.contains("metrics.k8s.io/v1beta1") => ok(
-            name,
-            "that of CPUs comes from metrics.k8s.io; all else is unknown (podMetrics)",
-        ),
-        (Some(UsageFrom::PodMetrics), _, Ok(_)) => failed(
-            name,
-            "the cluster has no API metrics.k8s.io/v1beta1",
-            "Install metrics-server; or set prometheus of the region in the catalogue, which knows more.",
-        ),
-        (Some(UsageFrom::Prometheus(_)), None, _) => unread(name, "nobody has asked Prometheus"),
-        (Some(UsageFrom::Prometheus(prometheus)), Some(Err(why)), _) => failed(
-            name,
-            format!("Prometheus at {}: {why}", prometheus.url),
-            "Correct url, bearerTokenFile, headers or ca in prometheus of the region. Its files are in the Pods of Stellage: run this there.",
-        ),
-        (Some(UsageFrom::Prometheus(_)), Some(Ok(known)), _) if known.is_renamed => failed(
-            name,
+        Some(UsageFrom::PodMetrics) => {
+            if snapshot.apis.as_ref()?.contains("metrics.k8s.io/v1beta1") {
+                return Ok(
+                    "that of CPUs comes from metrics.k8s.io; all else is unknown (podMetrics)".to_owned(),
+                );
+            }
+            return Err(failed(
+                "the cluster has no API metrics.k8s.io/v1beta1",
+                "Install metrics-server; or set prometheus of the region in the catalogue, which knows more.",
+            ));
+        }
+        Some(UsageFrom::Prometheus(prometheus)) => prometheus,
+    };
+    let known = match &snapshot.usage {
+        None => return Err("nobody has asked Prometheus".into()),
+        Some(Err(why)) => {
+            return Err(failed(
+                format!("Prometheus at {}: {why}", prometheus.url),
+                "Correct url, bearerTokenFile, headers or ca in prometheus of the region. Its files are in the Pods of Stellage: run this there.",
+            ));
+        }
+        Some(Ok(known)) => known,
+    };
+    if known.is_renamed {
+        return Err(failed(
             "Prometheus has renamed the labels of virt-handler (exported_namespace), so that no server is found",
             "Set honorLabels: true where it scrapes virt-handler, as in KubeVirt's own ServiceMonitor.",
-        ),
-        (Some(UsageFrom::Prometheus(_)), Some(Ok(known)), _) if known.all == 0 => warning(
-            name,
+        ));
+    }
+    if known.all == 0 {
+        return Err(warning(
             "Prometheus answers, and has no kubevirt_vmi_cpu_usage_seconds_total",
             "Normal if no virtual machine runs in the cluster. Else let it scrape virt-handler: monitorNamespace and monitorAccount of the KubeVirt object.",
-        ),
-        (Some(UsageFrom::Prometheus(_)), Some(Ok(known)), _) if known.ours == 0 && has_servers(snapshot) => {
-            warning(
-                name,
-                format!(
-                    "Prometheus knows {} virtual machines, none of them of this installation",
-                    known.all
-                ),
-                "Normal if none of its servers is on. Else let Prometheus keep the label kubernetes_vmi_label_stellage_dev_installation of virt-handler.",
-            )
-        }
-        (Some(UsageFrom::Prometheus(_)), Some(Ok(known)), _) => ok(
-            name,
-            format!(
-                "Prometheus knows {} virtual machines, {} of this installation",
-                known.all, known.ours
-            ),
-        ),
+        ));
     }
+    let all = format!("Prometheus knows {} virtual machines", known.all);
+    if known.ours == 0 && has_servers(snapshot) {
+        return Err(warning(
+            format!("{all}, none of them of this installation"),
+            "Normal if none of its servers is on. Else let Prometheus keep the label kubernetes_vmi_label_stellage_dev_installation of virt-handler.",
+        ));
+    }
+    Ok(format!("{all}, {} of this installation", known.ours))
 }
 
 /// Whether the cluster has a server of this installation, on or off.
@@ -223,115 +216,88 @@ const fn has_servers(snapshot: &RegionSnapshot) -> bool {
     matches!(snapshot.rights, Ok((_, true)))
 }
 
-fn namespaces(made_by: Namespaces, refused: &Read<Option<String>>) -> Check {
-    let name = "namespaces";
-    match (made_by, refused) {
-        (Namespaces::Existing, _) => ok(name, "you make those of servers (namespaces: existing)"),
-        (Namespaces::Managed, Err(why)) => unread(name, why),
-        (Namespaces::Managed, Ok(None)) => ok(name, "Stellage may make those of servers"),
-        (Namespaces::Managed, Ok(Some(why))) => failed(
-            name,
+fn namespaces(made_by: Namespaces, refused: &Read<Option<String>>) -> Verdict {
+    if made_by == Namespaces::Existing {
+        return Ok("you make those of servers (namespaces: existing)".to_owned());
+    }
+    match refused.as_ref()? {
+        None => Ok("Stellage may make those of servers".to_owned()),
+        Some(why) => Err(failed(
             format!("the cluster refuses those of servers: {why}"),
             "Set installation and namespacePrefix of the chart stellage-region to the values that the region has in the catalogue.",
-        ),
+        )),
     }
 }
 
-/// Evaluates KubeVirt's configuration, if it could be read; what is missing [`kubevirt`] says.
-fn configured(
-    name: &'static str,
-    installed: &Read<Option<Installed>>,
-    judge: impl FnOnce(&Installed) -> Check,
-) -> Check {
-    match installed {
-        Err(why) => unread(name, why),
-        Ok(None) => unread(name, "there is no KubeVirt object"),
-        Ok(Some(installed)) => judge(installed),
+/// What the KubeVirt object asks for, if it could be read; that it is missing [`kubevirt`] says.
+fn spec(installed: &Read<Option<Value>>) -> Result<&Value, Problem> {
+    let installed = installed.as_ref()?.as_ref();
+    Ok(&installed.ok_or("there is no KubeVirt object")?["spec"])
+}
+
+fn processors(installed: &Read<Option<Value>>) -> Verdict {
+    let developer = &spec(installed)?["configuration"]["developerConfiguration"];
+    match developer["cpuAllocationRatio"]
+        .as_u64()
+        .filter(|ratio| *ratio > 0)
+    {
+        Some(ratio) => Ok(format!(
+            "each is given to {ratio} servers at most (cpuAllocationRatio)"
+        )),
+        None => Err(warning(
+            format!("each is given to {DEFAULT_RATIO} servers, for cpuAllocationRatio is not set"),
+            "Set spec.configuration.developerConfiguration.cpuAllocationRatio of the KubeVirt object to what you sell.",
+        )),
     }
 }
 
-fn processors(installed: &Read<Option<Installed>>) -> Check {
-    let name = "processors";
-    configured(name, installed, |installed| {
-        let ratio = installed.spec.configuration.developer.cpu_allocation_ratio;
-        match ratio.filter(|ratio| *ratio > 0) {
-            Some(ratio) => ok(
-                name,
-                format!("each is given to {ratio} servers at most (cpuAllocationRatio)"),
-            ),
-            None => warning(
-                name,
-                format!("each is given to {DEFAULT_RATIO} servers, for cpuAllocationRatio is not set"),
-                "Set spec.configuration.developerConfiguration.cpuAllocationRatio of the KubeVirt object to what you sell.",
-            ),
-        }
-    })
+fn emulation(installed: &Read<Option<Value>>) -> Verdict {
+    if spec(installed)?["configuration"]["developerConfiguration"]["useEmulation"] == true {
+        return Err(warning(
+            "servers may run without help of the hardware, which is slow (useEmulation)",
+            "For customers, use nodes with /dev/kvm, and take useEmulation out of the KubeVirt object.",
+        ));
+    }
+    Ok("servers run with KVM".to_owned())
 }
 
-fn emulation(installed: &Read<Option<Installed>>) -> Check {
-    let name = "emulation";
-    configured(name, installed, |installed| {
-        if installed.spec.configuration.developer.use_emulation {
-            let fix =
-                "For customers, use nodes with /dev/kvm, and take useEmulation out of the KubeVirt object.";
-            warning(
-                name,
-                "servers may run without help of the hardware, which is slow (useEmulation)",
-                fix,
-            )
-        } else {
-            ok(name, "servers run with KVM")
-        }
-    })
-}
-
-fn drains(installed: &Read<Option<Installed>>, strategy: EvictionStrategy) -> Check {
-    let name = "drains";
+fn drains(installed: &Read<Option<Value>>, strategy: EvictionStrategy) -> Verdict {
     if strategy == EvictionStrategy::LiveMigrate {
-        return warning(
-            name,
+        return Err(warning(
             "a server that cannot be migrated holds up drains and upgrades of its node forever (evictionStrategy LiveMigrate)",
             "Set evictionStrategy of the region to LiveMigrateIfPossible, unless every server can be migrated.",
-        );
+        ));
     }
-    configured(name, installed, |installed| {
-        let methods = &installed.spec.workload_update_strategy.workload_update_methods;
-        let upgrades = if methods.iter().any(|method| method == "Evict") {
-            "an upgrade of KubeVirt migrates servers or starts them again"
-        } else if methods.iter().any(|method| method == "LiveMigrate") {
-            "an upgrade of KubeVirt migrates servers; others keep their launcher until they are started again"
-        } else {
-            "an upgrade of KubeVirt leaves servers alone until they are started again (no workloadUpdateMethods)"
-        };
-        ok(name, format!("{}; {upgrades}", strategy.as_str()))
-    })
+    let methods = spec(installed)?["workloadUpdateStrategy"]["workloadUpdateMethods"].as_array();
+    let has = |method: &str| methods.is_some_and(|methods| methods.iter().any(|it| it == method));
+    let upgrades = if has("Evict") {
+        "an upgrade of KubeVirt migrates servers or starts them again"
+    } else if has("LiveMigrate") {
+        "an upgrade of KubeVirt migrates servers; others keep their launcher until they are started again"
+    } else {
+        "an upgrade of KubeVirt leaves servers alone until they are started again (no workloadUpdateMethods)"
+    };
+    Ok(format!("{}; {upgrades}", strategy.as_str()))
 }
 
-fn storage(wanted: &str, found: &Read<Option<StorageClass>>) -> Check {
-    let name = "storage";
-    let found = match found {
-        Err(why) => return unread(name, why),
-        Ok(None) => {
-            let fix = "Make it, or correct storageClass of the region; kubectl get storageclass lists those that there are.";
-            return failed(name, format!("there is no StorageClass {wanted}"), fix);
-        }
-        Ok(Some(found)) => found,
+fn storage(wanted: &str, found: &Read<Option<StorageClass>>) -> Verdict {
+    let Some(found) = found.as_ref()? else {
+        let fix = "Make it, or correct storageClass of the region; kubectl get storageclass lists those that there are.";
+        return Err(failed(format!("there is no StorageClass {wanted}"), fix));
     };
     // Kubernetes sets what is not given.
     let policy = found.reclaim_policy.as_deref().unwrap_or("Delete");
     if policy != "Delete" {
-        return failed(
-            name,
+        return Err(failed(
             format!("{wanted} has the reclaimPolicy {policy}: disks of deleted servers are kept forever"),
             "Use a StorageClass with reclaimPolicy: Delete.",
-        );
+        ));
     }
     if found.allow_volume_expansion != Some(true) {
-        return warning(
-            name,
+        return Err(warning(
             format!("disks of {wanted} cannot grow, so plans with a larger disk are refused"),
             "Set allowVolumeExpansion: true, if its driver can do it.",
-        );
+        ));
     }
     let binding = found.volume_binding_mode.as_deref().unwrap_or("Immediate");
     let rebuilds = if binding == "WaitForFirstConsumer" {
@@ -339,85 +305,72 @@ fn storage(wanted: &str, found: &Read<Option<StorageClass>>) -> Check {
     } else {
         ""
     };
-    ok(name, format!("{wanted}, volumeBindingMode {binding}{rebuilds}"))
+    Ok(format!("{wanted}, volumeBindingMode {binding}{rebuilds}"))
 }
 
-fn migration(class: &str, profile: &Read<Option<StorageProfile>>) -> Check {
-    let name = "migration";
-    let sets = match profile {
-        Err(why) => return unread(name, why),
-        Ok(profile) => profile
-            .as_ref()
-            .map_or(&[][..], |profile| &profile.status.claim_property_sets),
-    };
-    let Some(first) = sets.first() else {
-        return failed(
-            name,
+fn migration(class: &str, profile: &Read<Option<Value>>) -> Verdict {
+    let profile = profile.as_ref()?.as_ref();
+    // CDI takes the first one.
+    let Some(first) = profile.and_then(|profile| profile["status"]["claimPropertySets"].get(0)) else {
+        return Err(failed(
             format!("CDI does not know which claims {class} can have, and makes no disks"),
             format!("Set spec.claimPropertySets of the StorageProfile {class}: accessModes and volumeMode."),
-        );
+        ));
     };
-    let claims = format!("{} {}", first.access_modes.join("+"), first.volume_mode);
-    // CDI takes the first one.
-    if first.access_modes.first().map(String::as_str) == Some("ReadWriteMany") {
-        return ok(name, format!("disks of {class} can be migrated ({claims})"));
+    let modes = first["accessModes"].as_array().into_iter().flatten();
+    let modes: Vec<&str> = modes.filter_map(Value::as_str).collect();
+    let volume = first["volumeMode"].as_str().unwrap_or_default();
+    let claims = format!("{} {volume}", modes.join("+"));
+    if modes.first() == Some(&"ReadWriteMany") {
+        return Ok(format!("disks of {class} can be migrated ({claims})"));
     }
-    warning(
-        name,
+    Err(warning(
         format!("disks of {class} cannot be migrated ({claims}): a drain starts servers again elsewhere"),
         "Use a StorageClass with ReadWriteMany block volumes, if servers are to be migrated.",
-    )
+    ))
 }
 
 fn backups(
     region: &KubeVirt,
     found: Option<&Read<Option<VolumeSnapshotClass>>>,
     storage: &Read<Option<StorageClass>>,
-) -> Check {
-    let name = "backups";
+) -> Verdict {
     let (Some(class), Some(found)) = (&region.snapshot_class, found) else {
-        return ok(name, "the region offers none (no snapshotClass)");
+        return Ok("the region offers none (no snapshotClass)".to_owned());
     };
-    let found = match found {
-        Err(why) => return unread(name, why),
-        Ok(None) => {
-            let fix = "Install external-snapshotter and make the class, or correct snapshotClass of the region; without it, leave snapshotClass out.";
-            return failed(name, format!("there is no VolumeSnapshotClass {class}"), fix);
-        }
-        Ok(Some(found)) => found,
+    let Some(found) = found.as_ref()? else {
+        let fix = "Install external-snapshotter and make the class, or correct snapshotClass of the region; without it, leave snapshotClass out.";
+        return Err(failed(format!("there is no VolumeSnapshotClass {class}"), fix));
     };
     if found.deletion_policy != "Delete" {
-        return failed(
-            name,
+        return Err(failed(
             format!(
                 "{class} has the deletionPolicy {}, so backups that are deleted would leave their data; none is begun",
                 found.deletion_policy
             ),
             "Use a VolumeSnapshotClass with deletionPolicy: Delete.",
-        );
+        ));
     }
     let driver = storage.as_ref().ok().and_then(Option::as_ref);
     if let Some(other) = driver
         .map(|class| &class.provisioner)
         .filter(|other| **other != found.driver)
     {
-        return failed(
-            name,
+        return Err(failed(
             format!(
                 "{class} is of the driver {}, and the disks are of {other}",
                 found.driver
             ),
             "Use a VolumeSnapshotClass of the driver of the StorageClass.",
-        );
+        ));
     }
-    ok(
-        name,
-        format!("{class}, of the driver {}; --test-storage tries it", found.driver),
-    )
+    Ok(format!(
+        "{class}, of the driver {}; --test-storage tries it",
+        found.driver
+    ))
 }
 
-fn images(found: &BTreeMap<String, Read<Found>>) -> Check {
-    let name = "images";
+fn images(found: &BTreeMap<String, Read<Found>>) -> Verdict {
     let room = u64::try_from(Plan::Starter.size().disk_gb).unwrap_or(0);
     let (mut bad, mut unseen) = (Vec::new(), Vec::new());
     for (image, found) in found {
@@ -436,39 +389,33 @@ fn images(found: &BTreeMap<String, Read<Found>>) -> Check {
     }
     if !bad.is_empty() {
         let fix = "kubectl get datasource,dataimportcron,dv -n NAMESPACE says more; or correct images of the region.";
-        return failed(name, some(&bad), fix);
+        return Err(failed(some(&bad), fix));
     }
     if !unseen.is_empty() {
-        return unread(name, &some(&unseen));
+        return Err(some(&unseen).as_str().into());
     }
     let elsewhere = found.values().filter(|found| **found == Ok(Found::Elsewhere));
     match elsewhere.count() {
-        0 => ok(name, format!("{} are ready", found.len())),
-        elsewhere => ok(
-            name,
-            format!(
-                "{} are ready; {elsewhere} are snapshots or come from elsewhere, and were not looked at",
-                found.len() - elsewhere
-            ),
-        ),
+        0 => Ok(format!("{} are ready", found.len())),
+        elsewhere => Ok(format!(
+            "{} are ready; {elsewhere} are snapshots or come from elsewhere, and were not looked at",
+            found.len() - elsewhere
+        )),
     }
 }
 
-/// The JSON of a NetworkAttachmentDefinition; `Err` has the check that fails without it.
-fn attached(name: &'static str, attachment: Option<&Read<Option<String>>>) -> Result<Value, Check> {
-    let config = match attachment {
-        None => return Ok(Value::Null),
-        Some(Err(why)) => return Err(unread(name, why)),
-        Some(Ok(None)) => {
-            let fix =
-                "Make it, or correct network.attachment of the region; docs/kubevirt.md has an example.";
-            return Err(failed(name, "the NetworkAttachmentDefinition is not there", fix));
-        }
-        Some(Ok(Some(config))) => config,
+/// The JSON of a NetworkAttachmentDefinition.
+fn attached(attachment: Option<&Read<Option<String>>>) -> Result<Value, Problem> {
+    let Some(attachment) = attachment else {
+        return Ok(Value::Null);
+    };
+    let Some(config) = attachment.as_ref()? else {
+        let fix = "Make it, or correct network.attachment of the region; docs/kubevirt.md has an example.";
+        return Err(failed("the NetworkAttachmentDefinition is not there", fix));
     };
     serde_json::from_str(config).map_err(|error| {
         let message = format!("spec.config of the NetworkAttachmentDefinition is not JSON: {error}");
-        failed(name, message, "Correct it; docs/kubevirt.md has an example.")
+        failed(message, "Correct it; docs/kubevirt.md has an example.")
     })
 }
 
@@ -477,56 +424,42 @@ fn plugin(config: &Value) -> &Value {
     config.get("plugins").map_or(config, |plugins| &plugins[0])
 }
 
-fn network(network: &Network, snapshot: &RegionSnapshot) -> Check {
-    let name = "network";
-    let config = match attached(name, snapshot.attachment.as_ref()) {
-        Ok(config) => config,
-        Err(check) => return check,
-    };
+fn network(network: &Network, snapshot: &RegionSnapshot) -> Verdict {
+    let config = attached(snapshot.attachment.as_ref())?;
     let plugin = plugin(&config);
     let kind = plugin["type"].as_str().unwrap_or_default();
     match &network.profile {
-        _ if is_on_pod_network(network) && network.internal_cidrs.is_empty() => failed(
-            name,
+        _ if is_on_pod_network(network) && network.internal_cidrs.is_empty() => Err(failed(
             "servers reach the Pods, Services and nodes of the cluster, for internalCidrs is empty",
             "Set network.internalCidrs of the region to the prefixes of Pods, Services, nodes and management.",
-        ),
-        Profile::Pod => ok(
-            name,
-            format!(
-                "pod: behind the nodes' addresses; a NetworkPolicy keeps them out of {} prefixes, if the cluster's network enforces it",
-                network.internal_cidrs.len()
-            ),
-        ),
-        Profile::Bridge { .. } if !plugin["ipam"]["type"].is_null() => warning(
-            name,
+        )),
+        Profile::Pod => Ok(format!(
+            "pod: behind the nodes' addresses; a NetworkPolicy keeps them out of {} prefixes, if the cluster's network enforces it",
+            network.internal_cidrs.len()
+        )),
+        Profile::Bridge { .. } if !plugin["ipam"]["type"].is_null() => Err(warning(
             format!(
                 "the attachment gives addresses of its own (ipam {})",
                 plugin["ipam"]["type"]
             ),
             "Take ipam out of the NetworkAttachmentDefinition: Stellage gives the addresses, and a server would have to keep another one.",
-        ),
-        Profile::Bridge { .. } => ok(name, format!("bridge: by the plugin {kind}")),
+        )),
+        Profile::Bridge { .. } => Ok(format!("bridge: by the plugin {kind}")),
         Profile::KubeOvn {
             attachment: Some(_), ..
-        } if kind != "kube-ovn" => failed(
-            name,
+        } if kind != "kube-ovn" => Err(failed(
             format!("the attachment is of the type {kind:?}, not kube-ovn"),
             "Name an attachment of the type kube-ovn, or leave network.attachment out for the Pod network.",
-        ),
-        Profile::KubeOvn { attachment: None, .. } => configured(name, &snapshot.kubevirt, |installed| {
-            let permitted = installed
-                .spec
-                .configuration
-                .network
-                .permit_bridge_interface_on_pod_network;
-            if permitted == Some(false) {
+        )),
+        Profile::KubeOvn { attachment: None, .. } => {
+            let settings = &spec(&snapshot.kubevirt)?["configuration"]["network"];
+            if settings["permitBridgeInterfaceOnPodNetwork"] == false {
                 let fix = "Set spec.configuration.network.permitBridgeInterfaceOnPodNetwork of the KubeVirt object to true, or use an attachment.";
-                return failed(name, "KubeVirt permits no bridge on the Pod network", fix);
+                return Err(failed("KubeVirt permits no bridge on the Pod network", fix));
             }
-            ok(name, "kubeOvn: on the Pod network")
-        }),
-        Profile::KubeOvn { .. } => ok(name, "kubeOvn: by an attachment"),
+            Ok("kubeOvn: on the Pod network".to_owned())
+        }
+        Profile::KubeOvn { .. } => Ok("kubeOvn: by an attachment".to_owned()),
     }
 }
 
@@ -539,91 +472,77 @@ const fn is_on_pod_network(network: &Network) -> bool {
 }
 
 /// Whether guests can resolve names.
-fn name_servers(network: &Network) -> Check {
-    let name = "name servers";
+fn name_servers(network: &Network) -> Verdict {
     let all = &network.nameservers;
     if all.is_empty() {
-        return warning(
-            name,
+        return Err(warning(
             "guests have no DNS, for nameservers is empty",
             "Set network.nameservers of the region to name servers that guests can reach.",
-        );
+        ));
     }
     let is_hidden = |server: &&IpAddr| network.internal_cidrs.iter().any(|cidr| cidr.contains(*server));
     if let Some(hidden) = all.iter().find(is_hidden).filter(|_| is_on_pod_network(network)) {
-        return failed(
-            name,
+        return Err(failed(
             format!("guests cannot reach {hidden}: it is within internalCidrs"),
             "Set network.nameservers of the region to name servers outside of the cluster.",
-        );
+        ));
     }
     let all: Vec<String> = all.iter().map(ToString::to_string).collect();
-    ok(name, all.join(", "))
+    Ok(all.join(", "))
 }
 
 /// Whether servers on a bridge can use the addresses of others.
-fn spoofing(network: &Network, attachment: Option<&Read<Option<String>>>) -> Check {
-    let name = "spoofing";
-    let config = match attached(name, attachment) {
+fn spoofing(network: &Network, attachment: Option<&Read<Option<String>>>) -> Verdict {
+    let config = match attached(attachment) {
         Ok(config) => config,
-        Err(check) if check.outcome == Outcome::Unknown => return check,
+        Err(problem) if problem.outcome == Outcome::Unknown => return Err(problem),
         // `network` says so.
         Err(_) => Value::Null,
     };
     let plugin = plugin(&config);
     if plugin["type"] == "bridge" && plugin["macspoofchk"] != true {
-        return warning(
-            name,
+        return Err(warning(
             "servers can use the MAC addresses of others: macspoofchk of the attachment is not on",
             "Set \"macspoofchk\": true in spec.config of the NetworkAttachmentDefinition.",
-        );
+        ));
     }
     if !network.anti_spoofing_external {
-        return warning(
-            name,
+        return Err(warning(
             "KubeVirt lets servers on a bridge use the IP addresses of others",
             "Filter at the switch or the uplink, and then say so: network.antiSpoofing: external.",
-        );
+        ));
     }
-    ok(
-        name,
-        "something outside of KubeVirt checks IP addresses, says the catalogue",
-    )
+    Ok("something outside of KubeVirt checks IP addresses, says the catalogue".to_owned())
 }
 
 /// Whether there is what private networks are made with.
-fn private_networks(driver: &PrivateNetworks, snapshot: &RegionSnapshot) -> Check {
-    let name = "private networks";
-    let apis = match &snapshot.apis {
-        Err(why) => return unread(name, why),
-        Ok(apis) => apis,
-    };
+fn private_networks(driver: &PrivateNetworks, snapshot: &RegionSnapshot) -> Verdict {
+    let apis = snapshot.apis.as_ref()?;
     if !apis.contains("k8s.cni.cncf.io/v1") {
         let fix = "Install Multus, which gives servers a second interface: https://github.com/k8snetworkplumbingwg/multus-cni";
-        return failed(name, "the cluster has no API k8s.cni.cncf.io/v1", fix);
+        return Err(failed("the cluster has no API k8s.cni.cncf.io/v1", fix));
     }
     match driver {
         PrivateNetworks::KubeOvn if !apis.contains("kubeovn.io/v1") => {
             let fix = "Install kube-ovn (https://kubeovn.github.io/docs), or set network.privateNetworks of the region to nad or none.";
-            failed(name, "the cluster has no API kubeovn.io/v1", fix)
+            Err(failed("the cluster has no API kubeovn.io/v1", fix))
         }
         PrivateNetworks::None | PrivateNetworks::KubeOvn => {
-            ok(name, "kubeOvn: each has a Vpc and a Subnet of its own")
+            Ok("kubeOvn: each has a Vpc and a Subnet of its own".to_owned())
         }
-        PrivateNetworks::Nad => ok(
-            name,
-            "nad: the platform team makes each, with its name in the namespace of the account's servers",
+        PrivateNetworks::Nad => Ok(
+            "nad: the platform team makes each, with its name in the namespace of the account's servers"
+                .to_owned(),
         ),
-        PrivateNetworks::Pool(_) => match &snapshot.pool {
-            Some(Ok(pool)) => pooled(name, pool),
-            Some(Err(why)) => unread(name, why),
-            None => unread(name, "the attachments were not read"),
-        },
+        PrivateNetworks::Pool(_) => {
+            let pool = snapshot.pool.as_ref().ok_or("the attachments were not read")?;
+            pooled(pool.as_ref()?)
+        }
     }
 }
 
 /// The attachments of the platform team.
-fn pooled(name: &'static str, pool: &[Pooled]) -> Check {
+fn pooled(pool: &[Pooled]) -> Verdict {
     let missing: Vec<String> = pool
         .iter()
         .filter(|it| it.config.is_none())
@@ -631,7 +550,7 @@ fn pooled(name: &'static str, pool: &[Pooled]) -> Check {
         .collect();
     if !missing.is_empty() {
         let fix = "Make the NetworkAttachmentDefinition, or correct network.privateAttachments of the region; docs/kubevirt.md has an example.";
-        return failed(name, some(&missing), fix);
+        return Err(failed(some(&missing), fix));
     }
     let has_addresses = |it: &&Pooled| {
         let config = it.config.as_deref().unwrap_or_default();
@@ -645,15 +564,15 @@ fn pooled(name: &'static str, pool: &[Pooled]) -> Check {
         .collect();
     if !with_addresses.is_empty() {
         let fix = "Take ipam out of the NetworkAttachmentDefinition: Stellage gives the addresses.";
-        return warning(name, some(&with_addresses), fix);
+        return Err(warning(some(&with_addresses), fix));
     }
     let free = pool.iter().filter(|it| !it.is_taken).count();
     let message = format!("nad: {free} of {} are free", pool.len());
     if free == 0 {
         let fix = "Make more NetworkAttachmentDefinitions, and add them to network.privateAttachments of the region: new private networks wait for one.";
-        return warning(name, message, fix);
+        return Err(warning(message, fix));
     }
-    ok(name, message)
+    Ok(message)
 }
 
 #[cfg(test)]
@@ -741,16 +660,8 @@ mod tests {
         }
     }
 
-    fn kubevirt_object(change: impl FnOnce(&mut Value)) -> Read<Option<Installed>> {
-        let mut object = json!({
-            "spec": {
-                "configuration": { "developerConfiguration": { "cpuAllocationRatio": 4 } },
-                "workloadUpdateStrategy": { "workloadUpdateMethods": ["LiveMigrate"] },
-            },
-            "status": { "phase": "Deployed", "observedKubeVirtVersion": "v1.8.2" },
-        });
-        change(&mut object);
-        serde_json::from_value(object).map_err(|error| error.to_string())
+    fn kubevirt_object(snapshot: &mut RegionSnapshot) -> &mut Value {
+        snapshot.kubevirt.as_mut().unwrap().as_mut().unwrap()
     }
 
     fn class(change: impl FnOnce(&mut Value)) -> Read<Option<StorageClass>> {
@@ -762,9 +673,8 @@ mod tests {
         serde_json::from_value(object).map_err(|error| error.to_string())
     }
 
-    fn profile(sets: Value) -> Read<Option<StorageProfile>> {
-        let object = json!({ "status": { "claimPropertySets": sets } });
-        serde_json::from_value(object).map_err(|error| error.to_string())
+    fn profile(sets: Value) -> Value {
+        json!({ "status": { "claimPropertySets": sets } })
     }
 
     fn snapshot_class(driver: &str, policy: &str) -> VolumeSnapshotClass {
@@ -834,9 +744,17 @@ mod tests {
             apis: Ok(apis.map(ToOwned::to_owned).into()),
             rights: Ok((Vec::new(), true)),
             refused_namespace: Ok(None),
-            kubevirt: kubevirt_object(|_| {}),
+            kubevirt: Ok(Some(json!({
+                "spec": {
+                    "configuration": { "developerConfiguration": { "cpuAllocationRatio": 4 } },
+                    "workloadUpdateStrategy": { "workloadUpdateMethods": ["LiveMigrate"] },
+                },
+                "status": { "phase": "Deployed", "observedKubeVirtVersion": "v1.8.2" },
+            }))),
             storage_class: class(|_| {}),
-            storage_profile: profile(json!([{ "accessModes": ["ReadWriteMany"], "volumeMode": "Block" }])),
+            storage_profile: Ok(Some(profile(
+                json!([{ "accessModes": ["ReadWriteMany"], "volumeMode": "Block" }]),
+            ))),
             snapshot_class: Some(Ok(Some(snapshot_class("rbd", "Delete")))),
             images: BTreeMap::from([("debian-13".to_owned(), Ok(Found::Ready(Some(10 * GIB))))]),
             attachment: None,
@@ -929,17 +847,17 @@ mod tests {
             it.apis.as_mut().unwrap().remove("subresources.kubevirt.io/v1");
         }),
         ("KubeVirt", Failed, "v1.5.3 is older than 1.6", |it, _| {
-            it.kubevirt = kubevirt_object(|it| it["status"]["observedKubeVirtVersion"] = json!("v1.5.3"));
+            kubevirt_object(it)["status"]["observedKubeVirtVersion"] = json!("v1.5.3");
         }),
         ("KubeVirt", Failed, "has the phase Deploying", |it, _| {
-            it.kubevirt = kubevirt_object(|it| it["status"]["phase"] = json!("Deploying"));
+            kubevirt_object(it)["status"]["phase"] = json!("Deploying");
         }),
         (
             "KubeVirt",
             Unknown,
             "cannot tell the version \"devel\"",
             |it, _| {
-                it.kubevirt = kubevirt_object(|it| it["status"]["observedKubeVirtVersion"] = json!("devel"));
+                kubevirt_object(it)["status"]["observedKubeVirtVersion"] = json!("devel");
             },
         ),
         ("CDI", Failed, "no API cdi.kubevirt.io/v1beta1", |it, _| {
@@ -967,12 +885,11 @@ mod tests {
             |it, _| it.refused_namespace = Ok(Some("only namespaces with the label".to_owned())),
         ),
         ("processors", Warning, "each is given to 10 servers", |it, _| {
-            it.kubevirt = kubevirt_object(|it| it["spec"]["configuration"] = json!({}));
+            kubevirt_object(it)["spec"]["configuration"] = json!({});
         }),
         ("emulation", Warning, "(useEmulation)", |it, _| {
-            it.kubevirt = kubevirt_object(|it| {
-                it["spec"]["configuration"]["developerConfiguration"]["useEmulation"] = json!(true);
-            });
+            let configuration = &mut kubevirt_object(it)["spec"]["configuration"];
+            configuration["developerConfiguration"]["useEmulation"] = json!(true);
         }),
         ("drains", Warning, "holds up drains", |_, region| {
             region.eviction_strategy = EvictionStrategy::LiveMigrate;
@@ -992,15 +909,15 @@ mod tests {
             it.storage_class = class(|it| it["allowVolumeExpansion"] = json!(false));
         }),
         ("migration", Failed, "CDI does not know which claims", |it, _| {
-            it.storage_profile = profile(json!([]));
+            it.storage_profile = Ok(Some(profile(json!([]))));
         }),
         (
             "migration",
             Warning,
             "cannot be migrated (ReadWriteOnce Filesystem)",
             |it, _| {
-                it.storage_profile =
-                    profile(json!([{ "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem" }]));
+                let sets = json!([{ "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem" }]);
+                it.storage_profile = Ok(Some(profile(sets)));
             },
         ),
         ("images", Failed, "debian-13 is not there", |it, _| {
@@ -1120,10 +1037,8 @@ mod tests {
             "permits no bridge on the Pod network",
             |it, region| {
                 region.network.profile = kube_ovn(None);
-                it.kubevirt = kubevirt_object(|it| {
-                    it["spec"]["configuration"]["network"] =
-                        json!({ "permitBridgeInterfaceOnPodNetwork": false });
-                });
+                let forbidden = json!({ "permitBridgeInterfaceOnPodNetwork": false });
+                kubevirt_object(it)["spec"]["configuration"]["network"] = forbidden;
             },
         ),
         (

@@ -21,7 +21,7 @@ use kube::{
 };
 use providers::kubevirt::{Known, known, names::NETWORK_UID, slim::VolumeSnapshotClass};
 use runtime::client::{CallError, bounded};
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
@@ -39,118 +39,6 @@ use crate::{
 
 /// The API of KubeVirt.
 pub(super) const KUBEVIRT: &str = "kubevirt.io/v1";
-
-/// The `KubeVirt` object, as far as it is checked.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Installed {
-    pub(super) spec: InstalledSpec,
-    pub(super) status: InstalledStatus,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct InstalledSpec {
-    pub(super) configuration: Configuration,
-    pub(super) workload_update_strategy: WorkloadUpdates,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct Configuration {
-    #[serde(rename = "developerConfiguration")]
-    pub(super) developer: Developer,
-    pub(super) network: NetworkConfiguration,
-    pub(super) vm_rollout_strategy: Option<String>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct Developer {
-    pub(super) cpu_allocation_ratio: Option<u32>,
-    pub(super) use_emulation: bool,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct NetworkConfiguration {
-    pub(super) permit_bridge_interface_on_pod_network: Option<bool>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct WorkloadUpdates {
-    pub(super) workload_update_methods: Vec<String>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct InstalledStatus {
-    pub(super) phase: String,
-    pub(super) observed_kube_virt_version: String,
-}
-
-/// How CDI makes claims of a StorageClass.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct StorageProfile {
-    pub(super) status: StorageProfileStatus,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct StorageProfileStatus {
-    pub(super) claim_property_sets: Vec<ClaimProperties>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct ClaimProperties {
-    pub(super) access_modes: Vec<String>,
-    pub(super) volume_mode: String,
-}
-
-/// A DataSource.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct DataSource {
-    spec: DataSourceSource,
-    status: DataSourceStatus,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct DataSourceSource {
-    source: Source,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct DataSourceStatus {
-    source: Source,
-    conditions: Vec<Condition>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Source {
-    pvc: Option<SourceName>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct SourceName {
-    name: String,
-    namespace: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Condition {
-    #[serde(rename = "type")]
-    kind: String,
-    status: String,
-    message: String,
-}
 
 /// What an image of the region is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,9 +75,10 @@ pub(in super::super) struct RegionSnapshot {
     pub(super) rights: Read<(Vec<Right>, bool)>,
     /// What the cluster says against a new namespace of servers, if it is for Stellage to make them.
     pub(super) refused_namespace: Read<Option<String>>,
-    pub(super) kubevirt: Read<Option<Installed>>,
+    pub(super) kubevirt: Read<Option<Value>>,
     pub(super) storage_class: Read<Option<StorageClass>>,
-    pub(super) storage_profile: Read<Option<StorageProfile>>,
+    /// How CDI makes claims of the StorageClass.
+    pub(super) storage_profile: Read<Option<Value>>,
     /// The outer `None` if the region offers no backups.
     pub(super) snapshot_class: Option<Read<Option<VolumeSnapshotClass>>>,
     /// By image identifier.
@@ -281,10 +170,6 @@ async fn snapshot_class(cluster: &Cluster, region: &KubeVirt) -> Option<Read<Opt
     Some(get(cluster, "read the VolumeSnapshotClass", &classes, name).await)
 }
 
-fn parse<T: DeserializeOwned>(object: DynamicObject) -> Read<T> {
-    serde_json::from_value(object.data).map_err(|error| error.to_string())
-}
-
 async fn get<T: DeserializeOwned>(
     cluster: &Cluster,
     doing: &str,
@@ -293,7 +178,10 @@ async fn get<T: DeserializeOwned>(
 ) -> Read<Option<T>> {
     let found = cluster.call(doing, api.get_opt(name)).await;
     match found.map_err(CliError::from) {
-        Ok(found) => found.map(parse).transpose(),
+        Ok(None) => Ok(None),
+        Ok(Some(found)) => serde_json::from_value(found.data)
+            .map(Some)
+            .map_err(|error| error.to_string()),
         // The cluster does not know the kind either.
         Err(CliError::CrdsMissing) => Ok(None),
         Err(error) => Err(error.to_string()),
@@ -301,7 +189,7 @@ async fn get<T: DeserializeOwned>(
 }
 
 /// The `KubeVirt` object. There is one in a cluster.
-async fn installed(cluster: &Cluster) -> Read<Option<Installed>> {
+async fn installed(cluster: &Cluster) -> Read<Option<Value>> {
     let kubevirts = foreign(cluster, "kubevirt.io", "v1", ("KubeVirt", "kubevirts"), None);
     let all = ListParams::default();
     let all = kubevirts.list(&all);
@@ -309,7 +197,7 @@ async fn installed(cluster: &Cluster) -> Read<Option<Installed>> {
         .call("list the KubeVirt objects", all)
         .await
         .map_err(words)?;
-    found.items.into_iter().next().map(parse).transpose()
+    Ok(found.items.into_iter().next().map(|found| found.data))
 }
 
 async fn source(cluster: &Cluster, source: &ImageSource) -> Read<Found> {
@@ -330,27 +218,28 @@ async fn data_source(cluster: &Cluster, name: &ObjectName) -> Read<Found> {
         ("DataSource", "datasources"),
         Some(&name.namespace),
     );
-    let found: Option<DataSource> = get(cluster, "read a DataSource", &sources, &name.name).await?;
+    let found: Option<Value> = get(cluster, "read a DataSource", &sources, &name.name).await?;
     let Some(found) = found else {
         return Ok(Found::Missing);
     };
-    let ready = found
-        .status
-        .conditions
-        .iter()
-        .find(|condition| condition.kind == "Ready");
-    if let Some(ready) = ready.filter(|ready| ready.status != "True") {
-        return Ok(Found::NotReady(ready.message.clone()));
+    let mut conditions = found["status"]["conditions"].as_array().into_iter().flatten();
+    let ready = conditions.find(|condition| condition["type"] == "Ready");
+    if let Some(ready) = ready.filter(|ready| ready["status"] != "True") {
+        let message = ready["message"].as_str().unwrap_or_default();
+        return Ok(Found::NotReady(message.to_owned()));
     }
-    let Some(pvc) = found.status.source.pvc.or(found.spec.source.pvc) else {
+    let claim_of = |part: &str| {
+        let pvc = &found[part]["source"]["pvc"];
+        Some(ObjectName {
+            namespace: pvc["namespace"].as_str()?.to_owned(),
+            name: pvc["name"].as_str()?.to_owned(),
+        })
+    };
+    match claim_of("status").or_else(|| claim_of("spec")) {
+        Some(name) => claim(cluster, &name).await,
         // A snapshot.
-        return Ok(Found::Ready(None));
-    };
-    let name = ObjectName {
-        namespace: pvc.namespace,
-        name: pvc.name,
-    };
-    claim(cluster, &name).await
+        None => Ok(Found::Ready(None)),
+    }
 }
 
 async fn claim(cluster: &Cluster, name: &ObjectName) -> Read<Found> {

@@ -10,10 +10,7 @@ use providers::kubevirt::trial::storage::{Stage, StorageTrial};
 use tokio::time::timeout;
 
 use super::{
-    super::{
-        Check, Outcome,
-        checks::{failed, ok, warning},
-    },
+    super::{Check, Outcome},
     trial::{REMOVAL, Report, TrialArgs, uuid},
 };
 use crate::{CliError, region::Region};
@@ -22,12 +19,12 @@ const NAME: &str = "backups test";
 
 pub(in super::super) async fn run(code: &str, region: &Region, args: &TrialArgs) -> Result<Check, CliError> {
     let Some(class) = &region.settings.snapshot_class else {
-        let fix = "Set snapshotClass of the region.";
-        return Ok(failed(
-            NAME,
-            "the region offers no backups, so there is nothing to test",
-            fix,
-        ));
+        return Ok(Check {
+            name: NAME,
+            outcome: Outcome::Failed,
+            message: "the region offers no backups, so there is nothing to test".to_owned(),
+            fix: Some("Set snapshotClass of the region.".to_owned()),
+        });
     };
     let trial = StorageTrial::begin(code, &region.settings, &uuid()).await;
     let mut trial = trial.map_err(|error| CliError::Value {
@@ -104,10 +101,11 @@ fn judge(
     retained: Option<String>,
 ) -> Check {
     let seconds = took.as_secs();
-    let mut check = match problem {
-        None => ok(
-            NAME,
+    let (mut outcome, mut message, mut fix) = match problem {
+        None => (
+            Outcome::Ok,
             format!("a disk was backed up, deleted, and restored to a larger one in {seconds} s"),
+            None,
         ),
         Some((stage, words)) => {
             let (what, fix) = match stage {
@@ -132,32 +130,31 @@ fn judge(
             if let Some(words) = words {
                 let _ = write!(message, "\nThe cluster: {words}");
             }
-            failed(NAME, message, fix)
+            (Outcome::Failed, message, Some(fix.to_owned()))
         }
     };
     if let Some(volumes) = retained {
-        let message = format!(
-            "{}\nThe volumes are left, since their reclaimPolicy is Retain: {volumes}",
-            check.message
+        outcome = outcome.max(Outcome::Warning);
+        let _ = write!(
+            message,
+            "\nThe volumes are left, since their reclaimPolicy is Retain: {volumes}"
         );
-        let fix = format!(
-            "Use reclaimPolicy: Delete. Once you do not need the volumes: `kubectl delete pv {volumes}`, and delete their data in the storage."
-        );
-        check = if check.outcome == Outcome::Ok {
-            warning(NAME, message, fix)
-        } else {
-            let first = check.fix.map(|first| format!("{first} "));
-            failed(NAME, message, first.unwrap_or_default() + &fix)
-        };
+        let first = fix.map(|first| format!("{first} ")).unwrap_or_default();
+        fix = Some(format!(
+            "{first}Use reclaimPolicy: Delete. Once you do not need the volumes: `kubectl delete pv {volumes}`, and delete their data in the storage."
+        ));
     }
     if let Some(left) = left {
-        let message = format!("{}\n{left}", check.message);
-        let fix = check
-            .fix
-            .unwrap_or_else(|| "Find out what keeps it: finalizers, or the storage.".to_owned());
-        check = failed(NAME, message, fix);
+        outcome = Outcome::Failed;
+        let _ = write!(message, "\n{left}");
+        fix.get_or_insert_with(|| "Find out what keeps it: finalizers, or the storage.".to_owned());
     }
-    check
+    Check {
+        name: NAME,
+        outcome,
+        message,
+        fix,
+    }
 }
 
 #[cfg(test)]

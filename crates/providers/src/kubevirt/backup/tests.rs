@@ -86,7 +86,7 @@ impl World {
     fn shown(&self) -> Answer {
         match &self.snapshot {
             Some(snapshot) => Answer::Snapshot(serde_json::from_value(snapshot.clone()).unwrap()),
-            None => refusal(404, "not found"),
+            None => refused(404, "not found"),
         }
     }
 
@@ -96,7 +96,7 @@ impl World {
             .as_ref()
             .and_then(|snapshot| snapshot["status"]["creationTime"].as_str());
         let Some(cut) = cut.and_then(|cut| cut.parse::<Timestamp>().ok()) else {
-            return refusal(404, "not found");
+            return refused(404, "not found");
         };
         let cut = cut + SignedDuration::from_secs(self.cut_again_after);
         let cut = i64::try_from(cut.as_nanosecond()).unwrap();
@@ -110,7 +110,7 @@ impl World {
                 kind: Kind::SnapshotClass,
                 ..
             } => self.class.map_or_else(
-                || refusal(404, "not found"),
+                || refused(404, "not found"),
                 |policy| {
                     Answer::SnapshotClass(
                         serde_json::from_value(json!({ "deletionPolicy": policy })).unwrap(),
@@ -120,13 +120,13 @@ impl World {
             Action::Get {
                 kind: Kind::Namespace,
                 ..
-            } => refusal(404, "not found"),
+            } => refused(404, "not found"),
             Action::Get { kind: Kind::Run, .. } => match &self.run {
                 Some(run) => Answer::Run(parse_run(run)),
-                None => refusal(404, "not found"),
+                None => refused(404, "not found"),
             },
             _ if !self.has_namespace => {
-                refusal(403, "volumesnapshots is forbidden: User cannot get resource")
+                refused(403, "volumesnapshots is forbidden: User cannot get resource")
             }
             Action::Get {
                 kind: Kind::Snapshot, ..
@@ -139,7 +139,7 @@ impl World {
                 self.frozen_until = Some(self.now + SignedDuration::from_secs(30));
                 Answer::Done
             }
-            Action::Freeze { .. } => refusal(500, "the agent does not answer"),
+            Action::Freeze { .. } => refused(500, "the agent does not answer"),
             Action::Thaw { .. } => {
                 self.frozen_until = None;
                 Answer::Done
@@ -149,10 +149,10 @@ impl World {
                 object,
             } => {
                 if let Some((status, message)) = self.refuses {
-                    return refusal(status, message);
+                    return refused(status, message);
                 }
                 if self.snapshot.is_some() {
-                    return refusal(409, "already exists");
+                    return refused(409, "already exists");
                 }
                 self.made += 1;
                 let mut object = object.clone();
@@ -176,10 +176,10 @@ impl World {
             } => {
                 let now = self.now;
                 let Some(snapshot) = &mut self.snapshot else {
-                    return refusal(404, "not found");
+                    return refused(404, "not found");
                 };
                 if snapshot["metadata"]["uid"] != **uid {
-                    return refusal(409, "the UID in the precondition does not match");
+                    return refused(409, "the UID in the precondition does not match");
                 }
                 snapshot["metadata"]["deletionTimestamp"] = json!(now);
                 self.act();
@@ -202,7 +202,7 @@ impl World {
             let Some(action) = next.action.filter(|_| self.now < until) else {
                 return Some(next.outcome);
             };
-            if seen.has_asked(&action) {
+            if seen.calls.answer(&action).is_some() {
                 self.now += SignedDuration::from_millis(500);
             }
             self.calls.push(brief(&action));
@@ -225,14 +225,6 @@ enum Fate {
     GoesWell,
     DiesBefore,
     DiesAfter,
-}
-
-fn refusal(status: u16, message: &str) -> Answer {
-    Answer::Refused(Refusal {
-        status,
-        reason: String::new(),
-        message: message.to_owned(),
-    })
 }
 
 /// A call in short, such as `get Snapshot`.
@@ -299,32 +291,24 @@ impl Case {
     }
 
     /// Asks once, as the controller does, and stores the answer.
-    fn ask(&mut self, is_new: bool, mut fate: impl FnMut() -> Fate) -> Option<BackupProgress> {
-        let mut progress = BackupProgress::Unknown;
-        for may_begin in [false, true] {
-            if is_new && !may_begin || may_begin && progress != BackupProgress::Unknown {
-                continue;
-            }
-            let now = self.world.now;
-            let seen = Seen::new(Reach::Live, Some(parse_vm(&self.vm)));
-            let (backup, instance, region) = (&self.backup, &self.instance, &self.region);
-            let next = |seen: &Seen| plan(backup, instance, may_begin, seen, region, now);
-            let Ok(observed) = self.world.carry_out(seen, next, &mut fate)? else {
-                return Some(BackupProgress::Busy);
-            };
-            progress = observed.progress;
-            self.status().provider_state = observed.state;
-        }
-        Some(progress)
+    fn ask(&mut self, fate: impl FnMut() -> Fate) -> Option<BackupProgress> {
+        let now = self.world.now;
+        let seen = Seen::new(Reach::Live, Some(parse_vm(&self.vm)));
+        let (backup, instance, region) = (&self.backup, &self.instance, &self.region);
+        let next = |seen: &Seen| plan(backup, instance, seen, region, now);
+        let Ok(observed) = self.world.carry_out(seen, next, fate)? else {
+            return Some(BackupProgress::Busy);
+        };
+        self.status().provider_state = observed.state;
+        Some(observed.progress)
     }
 
     /// Asks until the backup has ended, at most for two hours.
     fn ends(&mut self) -> BackupProgress {
         let begun = self.world.now;
-        let mut is_new = true;
         while self.world.now.duration_since(begun) < SignedDuration::from_hours(2) {
-            match self.ask(is_new, || Fate::GoesWell).unwrap() {
-                BackupProgress::Busy | BackupProgress::Unknown => {}
+            match self.ask(|| Fate::GoesWell).unwrap() {
+                BackupProgress::Busy => {}
                 ended => {
                     let is_done = matches!(ended, BackupProgress::Done { .. });
                     let now = self.world.now;
@@ -338,7 +322,6 @@ impl Case {
                     return ended;
                 }
             }
-            is_new = false;
             self.world.now += SignedDuration::from_secs(2);
         }
         panic!("it does not end: {:?}", self.world.calls);
@@ -490,7 +473,7 @@ fn row_46_a_snapshot_that_is_never_ready_fails_after_5_minutes_of_errors_or_an_h
     let mut case = Case::new();
     case.world.error = Some("busy");
     for _ in 0..100 {
-        assert_eq!(case.ask(false, || Fate::GoesWell), Some(BackupProgress::Busy));
+        assert_eq!(case.ask(|| Fate::GoesWell), Some(BackupProgress::Busy));
         case.world.now += SignedDuration::from_secs(2);
     }
     case.world.error = None;
@@ -501,16 +484,16 @@ fn row_46_a_snapshot_that_is_never_ready_fails_after_5_minutes_of_errors_or_an_h
 fn row_47_a_snapshot_without_its_data_and_one_that_is_gone_fail_at_once() {
     let mut case = Case::new();
     case.world.ready_after = None;
-    assert_eq!(case.ask(true, || Fate::GoesWell), Some(BackupProgress::Busy));
+    assert_eq!(case.ask(|| Fate::GoesWell), Some(BackupProgress::Busy));
     case.world.error = Some("VolumeSnapshotContent is missing");
-    let ended = case.ask(false, || Fate::GoesWell).unwrap();
+    let ended = case.ask(|| Fate::GoesWell).unwrap();
     assert_eq!(code(&ended), "snapshot_failed");
 
     let mut case = Case::new();
     case.world.ready_after = None;
-    case.ask(true, || Fate::GoesWell).unwrap();
+    case.ask(|| Fate::GoesWell).unwrap();
     case.world.snapshot = None;
-    let ended = case.ask(false, || Fate::GoesWell).unwrap();
+    let ended = case.ask(|| Fate::GoesWell).unwrap();
     assert_eq!(code(&ended), "snapshot_failed");
     assert_eq!(case.world.made, 1, "no younger one takes its place");
 
@@ -545,7 +528,7 @@ fn a_guest_is_told_to_go_on_if_its_snapshot_is_refused() {
     ] {
         let mut case = Case::new();
         case.world.refuses = Some((status, message));
-        let asked = case.ask(true, || Fate::GoesWell).unwrap();
+        let asked = case.ask(|| Fate::GoesWell).unwrap();
         assert_eq!(asked != BackupProgress::Busy, is_final, "{message}");
         assert!(!case.world.is_frozen(), "{message}");
     }
@@ -561,7 +544,7 @@ fn a_deletion_waits_until_the_storage_has_taken_the_snapshot_up_and_a_minute_at_
     ] {
         let mut case = Case::new();
         (case.world.cut_after, case.world.error) = (cut_after, error);
-        case.ask(true, || Fate::GoesWell).unwrap();
+        case.ask(|| Fate::GoesWell).unwrap();
         case.world.now = at(seconds);
         case.delete().ok();
         let what = format!("after {seconds} s, cut after {cut_after:?}, {error:?}");
@@ -628,10 +611,9 @@ proptest! {
             _ => Fate::GoesWell,
         };
         let mut ended = None;
-        let mut is_new = true;
         for _ in 0..100 {
-            match case.ask(std::mem::take(&mut is_new), &mut fate) {
-                Some(BackupProgress::Busy | BackupProgress::Unknown) | None => {}
+            match case.ask(&mut fate) {
+                Some(BackupProgress::Busy) | None => {}
                 Some(end) => {
                     ended = Some(end);
                     break;

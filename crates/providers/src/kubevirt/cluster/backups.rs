@@ -1,15 +1,12 @@
-//! Makes the calls about backups that their planner plans.
+//! The conversations about backups.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 
-use super::{CALLS_A_STEP, Cluster, STEP};
+use super::Cluster;
 use crate::kubevirt::{
-    backup::{Plan, Seen, plan, plan_deletion},
+    backup::{Seen, plan, plan_deletion},
     names::{Server, Snapshot},
     plan::{Action, Answer, Refusal},
 };
@@ -21,24 +18,22 @@ use runtime::{ObjectRef, watch::key};
 const FREEZE_WITHIN: Duration = Duration::from_secs(5);
 /// How long letting the guest go on may take. Nobody waits for it.
 const THAW_WITHIN: Duration = Duration::from_secs(30);
-/// When the same call is made again.
-const AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 impl Cluster {
-    /// How far a backup is; `may_begin` says whether it is begun if it is not there.
+    /// How far a backup is; it is begun if it is not there.
     pub(crate) async fn backup(
         self: &Arc<Self>,
         backup: &Backup,
         instance: &Instance,
-        may_begin: bool,
         now: Timestamp,
     ) -> Result<BackupObservation, ProviderError> {
         let server = Server::of(instance, &self.settings);
         let name = ObjectRef::new(&server.namespace, &server.name);
         let vm = self.written.lock().freshest(&name, self.machines.get(&name));
         let mut seen = Seen::new(self.reach(now), vm);
-        let next = |seen: &Seen| plan(backup, instance, may_begin, seen, &self.settings, now);
-        let mut observation = self.carry_out(backup, &mut seen, next).await?;
+        let next = |seen: &Seen| plan(backup, instance, seen, &self.settings, now);
+        let (object, namespace) = (key(backup), Snapshot::of(backup, &self.settings).namespace);
+        let mut observation = self.carry_out(&object, &namespace, &mut seen, next).await?;
         observation
             .state
             .insert(PROVIDER.to_owned(), "kubevirt".to_owned());
@@ -53,51 +48,12 @@ impl Cluster {
     ) -> Result<(), ProviderError> {
         let mut seen = Seen::new(self.reach(now), None);
         let next = |seen: &Seen| plan_deletion(backup, &self.code, seen, &self.settings, now);
-        self.carry_out(backup, &mut seen, next).await
-    }
-
-    /// Makes one call after the other, until there is no more to do or no time left.
-    async fn carry_out<T: Send>(
-        self: &Arc<Self>,
-        backup: &Backup,
-        seen: &mut Seen,
-        plan: impl Fn(&Seen) -> Plan<T> + Send,
-    ) -> Result<T, ProviderError> {
-        let region = &*self.code;
-        let namespace = Snapshot::of(backup, &self.settings).namespace;
-        let until = Instant::now() + STEP;
-        let mut calls = 0;
-        loop {
-            let next = plan(seen);
-            let has_time = Instant::now() < until && calls < CALLS_A_STEP;
-            let Some(action) = next.action.filter(|_| has_time) else {
-                if let Some(says) = next.raw {
-                    tracing::info!(region, backup = key(backup), says, "trouble with a backup");
-                }
-                return next.outcome;
-            };
-            calls += 1;
-            if seen.has_asked(&action) {
-                tokio::time::sleep(AGAIN_AFTER).await;
-            }
-            let answer = match &action {
-                Action::Freeze { .. } => self.freeze(&namespace, &action).await,
-                Action::Thaw { .. } => {
-                    self.thaw(&namespace, &action);
-                    Ok(Answer::Done)
-                }
-                _ => self.call(&namespace, &action).await,
-            };
-            let answer = answer.map_err(|error| {
-                tracing::warn!(region, backup = key(backup), %error, "a call of the region's cluster failed");
-                ProviderError::Unavailable("the cluster of the region does not answer".to_owned())
-            })?;
-            seen.take(action, answer);
-        }
+        let (object, namespace) = (key(backup), Snapshot::of(backup, &self.settings).namespace);
+        self.carry_out(&object, &namespace, &mut seen, next).await
     }
 
     /// Has a guest hold still. If its agent does not answer, the backup is made all the same.
-    async fn freeze(&self, namespace: &str, action: &Action) -> kube::Result<Answer> {
+    pub(super) async fn freeze(&self, namespace: &str, action: &Action) -> kube::Result<Answer> {
         // However long its turn takes, that is not the agent's time.
         let _permit = self.calls.acquire().await;
         let call = self.call_now(namespace, action);
@@ -122,7 +78,7 @@ impl Cluster {
     }
 
     /// Lets a guest go on, beside everything else.
-    fn thaw(self: &Arc<Self>, namespace: &str, action: &Action) {
+    pub(super) fn thaw(self: &Arc<Self>, namespace: &str, action: &Action) {
         let (cluster, namespace, action) = (self.clone(), namespace.to_owned(), action.clone());
         tokio::spawn(async move {
             let call = cluster.call(&namespace, &action);

@@ -1,10 +1,10 @@
-//! Makes the calls about private networks that their planner plans.
+//! The conversations about private networks.
 
-use std::time::Instant;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::{CALLS_A_STEP, Cluster, Reach, STEP};
+use super::{Cluster, Reach};
 use crate::kubevirt::{
     backup::Plan,
     names::NetworkNames,
@@ -17,7 +17,7 @@ use runtime::watch::key;
 impl Cluster {
     /// Makes a private network, and says how far it is.
     pub(crate) async fn make_network(
-        &self,
+        self: &Arc<Self>,
         network: &PrivateNetwork,
         account: &str,
         now: Timestamp,
@@ -28,7 +28,7 @@ impl Cluster {
 
     /// Removes a private network, and says how far that is.
     pub(crate) async fn remove_network(
-        &self,
+        self: &Arc<Self>,
         network: &PrivateNetwork,
         now: Timestamp,
     ) -> Result<Progress, ProviderError> {
@@ -36,49 +36,27 @@ impl Cluster {
         self.carry_out_network(network, "", now, next).await
     }
 
-    /// Makes one call after the other, until there is no more to do or no time left.
     async fn carry_out_network(
-        &self,
+        self: &Arc<Self>,
         network: &PrivateNetwork,
         account: &str,
         now: Timestamp,
         plan: impl Fn(&Seen) -> Plan<Progress> + Send,
     ) -> Result<Progress, ProviderError> {
-        let region = &*self.code;
-        let unavailable = |error: kube::Error| {
-            tracing::warn!(region, network = key(network), %error, "a call of the region's cluster failed");
-            ProviderError::Unavailable("the cluster of the region does not answer".to_owned())
-        };
+        let object = key(network);
         let namespace = NetworkNames::of(network, &self.settings).namespace;
         let reach = self.reach(now);
         let user = match reach {
-            Reach::Live => self.user().await.map_err(unavailable)?,
-            Reach::Cut(_) => String::new(),
+            Reach::Live => self.user().await,
+            Reach::Cut(_) => Ok(String::new()),
         };
+        let user = user.map_err(|error| self.unanswered(&object, &error))?;
         let has_namespace = self.namespaces.lock().contains(&namespace);
         let mut seen = Seen::new(reach, account.to_owned(), user, has_namespace);
-        let until = Instant::now() + STEP;
-        let mut calls = 0;
-        loop {
-            let next = plan(&seen);
-            let has_time = Instant::now() < until && calls < CALLS_A_STEP;
-            let Some(action) = next.action.filter(|_| has_time) else {
-                if let Some(says) = next.raw {
-                    tracing::warn!(
-                        region,
-                        network = key(network),
-                        says,
-                        "trouble with a private network"
-                    );
-                }
-                return next.outcome;
-            };
-            calls += 1;
-            let answer = self.call(&namespace, &action).await.map_err(unavailable)?;
-            seen.take(action, answer);
-            if seen.has_namespace {
-                self.namespaces.lock().insert(namespace.clone());
-            }
+        let outcome = self.carry_out(&object, &namespace, &mut seen, plan).await;
+        if seen.has_namespace {
+            self.namespaces.lock().insert(namespace);
         }
+        outcome
     }
 }

@@ -117,20 +117,20 @@ impl World {
         };
         self.calls.push(format!("{word} {kind:?}"));
         if matches!(kind, Kind::Vpc | Kind::Subnet) && !self.has_kinds {
-            return refusal(404, "the server could not find the requested resource");
+            return refused(404, "the server could not find the requested resource");
         }
         match action {
             Action::Post { object, .. } => {
                 let key = key(kind, &name_of(object));
                 if self.objects.contains_key(&key) {
-                    return refusal(409, "already exists");
+                    return refused(409, "already exists");
                 }
                 let is_missing = !key.1.is_empty()
                     && !self
                         .objects
                         .contains_key(&("Namespace".to_owned(), String::new(), key.1.clone()));
                 if is_missing {
-                    return refusal(404, "namespace not found");
+                    return refused(404, "namespace not found");
                 }
                 self.put(&key.1, object.clone());
                 read(&self.objects[&key])
@@ -142,7 +142,7 @@ impl World {
             }
             Action::Get { name, .. } => {
                 let found = self.objects.get(&key(kind, name));
-                found.map_or_else(|| refusal(404, "not found"), read)
+                found.map_or_else(|| refused(404, "not found"), read)
             }
             Action::List { selector, .. } => {
                 let wanted = selector.split_once('=');
@@ -156,11 +156,11 @@ impl World {
             }
             Action::Patch { name, patch, .. } => {
                 let Some(object) = self.objects.get_mut(&key(kind, name)) else {
-                    return refusal(404, "not found");
+                    return refused(404, "not found");
                 };
                 let fence = &patch["metadata"]["resourceVersion"];
                 if *fence != object["metadata"]["resourceVersion"] {
-                    return refusal(409, "the object has been modified");
+                    return refused(409, "the object has been modified");
                 }
                 merge(object, patch);
                 self.revision += 1;
@@ -169,7 +169,7 @@ impl World {
             }
             Action::Delete { name, uid, .. } => {
                 let Some(object) = self.objects.get_mut(&key(kind, name)) else {
-                    return refusal(404, "not found");
+                    return refused(404, "not found");
                 };
                 assert_eq!(object["metadata"]["uid"], *uid);
                 object["metadata"]["deletionTimestamp"] = json!(at(0));
@@ -228,14 +228,6 @@ enum Outcome {
     Done,
     Busy,
     Failed(&'static str),
-}
-
-fn refusal(status: u16, message: &str) -> Answer {
-    Answer::Refused(Refusal {
-        status,
-        reason: String::new(),
-        message: message.to_owned(),
-    })
 }
 
 fn network(uid: &str) -> PrivateNetwork {
@@ -467,10 +459,10 @@ fn without_its_namespace_nobody_has_rights_and_nothing_is_left_there() {
     let mut seen = Seen::new(Reach::Live, String::new(), String::new(), false);
     let forbidden = "network-attachment-definitions is forbidden: User cannot get resource";
     let answers = [
-        refusal(403, forbidden),
-        refusal(404, "not found"),
-        refusal(404, "not found"),
-        refusal(404, "not found"),
+        refused(403, forbidden),
+        refused(404, "not found"),
+        refused(404, "not found"),
+        refused(404, "not found"),
     ];
     for answer in answers {
         let action = plan_removal(&network, &seen, &region).action.unwrap();

@@ -16,7 +16,6 @@ use crate::{
         names::{self, BACKUP_UID, DISK, INSTANCE_UID, Server, labels},
         objects::{gibibytes, namespace, role_binding},
         plan::{Action, Answer, Kind, says},
-        slim::PersistentVolumeStatus,
     },
 };
 use domain::catalogue::region::{KubeVirt, Namespaces};
@@ -123,11 +122,10 @@ impl StorageTrial {
     /// Deletes all of it, and waits until nothing is left but the volumes that the storage is told to keep.
     pub async fn remove(&mut self) {
         loop {
-            match self.answer(&look(Kind::Snapshot, &self.server.name)).await {
+            match self.answer(&Action::get(Kind::Snapshot, &self.server.name)).await {
                 Some(Answer::Snapshot(found)) if found.metadata.deletion_timestamp.is_none() => {
-                    let uid = found.metadata.uid.unwrap_or_default();
-                    let (kind, name) = (Kind::Snapshot, self.server.name.clone());
-                    self.answer(&Action::Delete { kind, name, uid }).await;
+                    let delete = Action::delete(Kind::Snapshot, &found.metadata);
+                    self.answer(&delete).await;
                 }
                 Some(Answer::Refused(gone)) if matches!(gone.status, 403 | 404) => break,
                 _ => {}
@@ -238,7 +236,7 @@ impl StorageTrial {
 
     /// Waits until a disk is filled.
     async fn filled(&mut self, name: &str) {
-        let look = look(Kind::DataVolume, name);
+        let look = Action::get(Kind::DataVolume, name);
         loop {
             if let Some(Answer::DataVolume(disk)) = self.answer(&look).await {
                 if disk.phase() == "Succeeded" {
@@ -255,7 +253,7 @@ impl StorageTrial {
 
     /// Waits until the snapshot is ready.
     async fn ready(&mut self) {
-        let look = look(Kind::Snapshot, &self.server.name);
+        let look = Action::get(Kind::Snapshot, &self.server.name);
         loop {
             if let Some(Answer::Snapshot(snapshot)) = self.answer(&look).await {
                 if snapshot.is_ready() {
@@ -281,20 +279,20 @@ impl StorageTrial {
 
     /// Waits until a volume is gone, or the storage is known to keep it. Returns whether it is kept.
     async fn wait_for_volume(&mut self, name: &str) -> Result<bool, String> {
-        let look = look(Kind::PersistentVolume, name);
+        let look = Action::get(Kind::PersistentVolume, name);
         loop {
             match self.answer(&look).await {
-                Some(Answer::PersistentVolume(volume))
-                    if volume.spec.persistent_volume_reclaim_policy == "Retain" =>
-                {
-                    return Ok(true);
-                }
                 Some(Answer::PersistentVolume(volume)) => {
-                    let PersistentVolumeStatus { phase, message } = volume.status;
-                    self.words = Some(format!(
-                        "PersistentVolume {name}: {phase} {}",
-                        message.unwrap_or_default()
-                    ));
+                    let policy = volume.spec.unwrap_or_default().persistent_volume_reclaim_policy;
+                    if policy.as_deref() == Some("Retain") {
+                        return Ok(true);
+                    }
+                    let status = volume.status.unwrap_or_default();
+                    let (phase, message) = (
+                        status.phase.unwrap_or_default(),
+                        status.message.unwrap_or_default(),
+                    );
+                    self.words = Some(format!("PersistentVolume {name}: {phase} {message}"));
                 }
                 Some(Answer::Refused(gone)) if gone.status == 404 => return Ok(false),
                 Some(Answer::Refused(refusal)) if refusal.status == 403 => return Err(says(&refusal)),
@@ -310,16 +308,13 @@ impl StorageTrial {
             kind: Kind::DataVolume,
             selector: selector.clone(),
         };
-        let list = Action::List {
-            kind: Kind::Claim,
-            selector,
-        };
+        let list = Action::list(Kind::Claim, selector);
         let mut is_asked = false;
         loop {
             match self.answer(&list).await {
                 Some(Answer::Claims(claims)) if claims.is_empty() && is_asked => return,
                 Some(Answer::Claims(claims)) => {
-                    let names = claims.into_iter().filter_map(|claim| claim.spec.volume_name);
+                    let names = claims.into_iter().filter_map(|claim| claim.spec?.volume_name);
                     self.volumes.extend(names);
                 }
                 // Rights and all else are gone with the namespace.
@@ -338,9 +333,4 @@ impl Drop for StorageTrial {
     fn drop(&mut self) {
         self.shutdown.cancel();
     }
-}
-
-fn look(kind: Kind, name: &str) -> Action {
-    let name = name.to_owned();
-    Action::Get { kind, name }
 }

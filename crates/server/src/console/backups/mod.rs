@@ -7,21 +7,21 @@ pub mod view;
 use std::sync::Arc;
 
 use askama::Template;
-use axum::{Router, extract::Path, response::Response, routing::get};
+use axum::{Router, routing::get};
 use http::StatusCode;
 
 use self::view::Backup;
 use super::{
     App,
-    call::{Call, segment, with_query},
+    call::{Call, Id},
     form::Form,
     page::{Pager, Query, Shell, page},
     refresh::Refresh,
-    refusal::Refusal,
+    refusal::Answer,
     session_request::SessionRequest,
     text::Moment as _,
 };
-use api::{List, Single};
+use api::Single;
 
 const SECTION: &str = "backups";
 
@@ -43,26 +43,17 @@ struct ListPage {
     refresh: Refresh,
 }
 
-async fn list(request: SessionRequest) -> Result<Response, Refusal> {
+async fn list(request: SessionRequest) -> Answer {
     let filters = ["status", "instance_id"];
-    let parameters = [
-        ("status", request.query.get("status")),
-        ("instance_id", request.query.get("instance_id")),
-        ("page", request.query.get("page")),
-    ];
-    let call = Call::get(with_query("/v1/backups", &parameters));
-    let List {
-        data: items,
-        pagination,
-    }: List<Backup> = request.get(&call).await?;
+    let (call, items, pager) = request.list::<Backup>("backups", &filters, None).await?;
     let is_under_way = items.iter().any(Backup::is_running);
     let template = ListPage {
         shell: request.shell_with(SECTION, "Backups", &[call]),
-        pager: Pager::new(pagination, "/console/backups", &request.query),
         is_filtered: request.query.has_any(&filters),
         refresh: request.refresh(is_under_way),
         query: request.query,
         items,
+        pager,
     };
     Ok(page(StatusCode::OK, &template))
 }
@@ -75,8 +66,7 @@ struct DetailPage {
     refresh: Refresh,
 }
 
-async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let id = segment(&id);
+async fn detail(request: SessionRequest, Id(id): Id) -> Answer {
     let call = Call::get(format!("/v1/backups/{id}"));
     let Single { data: item, .. }: Single<Backup> = request.get(&call).await?;
     let template = DetailPage {
@@ -95,12 +85,7 @@ struct DeletePage {
     form: Form,
 }
 
-async fn delete_page(
-    request: &SessionRequest,
-    status: StatusCode,
-    id: &str,
-    form: Form,
-) -> Result<Response, Refusal> {
+async fn delete_page(request: &SessionRequest, status: StatusCode, id: &str, form: Form) -> Answer {
     let found: Single<Backup> = request.get(&Call::get(format!("/v1/backups/{id}"))).await?;
     let call = Call::delete(format!("/v1/backups/{id}"));
     let template = DeletePage {
@@ -111,17 +96,12 @@ async fn delete_page(
     Ok(page(status, &template))
 }
 
-async fn show_delete(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn show_delete(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    delete_page(&request, StatusCode::OK, &segment(&id), Form::new()).await
+    delete_page(&request, StatusCode::OK, &id, Form::new()).await
 }
 
-async fn delete(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    mut form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+async fn delete(request: SessionRequest, Id(id): Id, mut form: Form) -> Answer {
     match request.send(&Call::delete(format!("/v1/backups/{id}"))).await {
         Ok(_) => Ok(request.done("/console/backups", "The backup is deleted.").await),
         Err(refusal) if refusal.status == StatusCode::CONFLICT => {

@@ -8,7 +8,7 @@ pub mod view;
 use std::sync::Arc;
 
 use askama::Template;
-use axum::{Router, extract::Path, response::Response, routing::get};
+use axum::{Router, routing::get};
 use http::StatusCode;
 use jiff::SignedDuration;
 
@@ -18,10 +18,10 @@ use self::{
 };
 use super::{
     App,
-    call::{Call, segment, with_query},
+    call::{Call, Id, with_query},
     page::{CursorPager, Query, Shell, page},
     refresh::Refresh,
-    refusal::Refusal,
+    refusal::{Answer, Refusal},
     session_request::SessionRequest,
     text::{Moment as _, indented},
 };
@@ -49,7 +49,7 @@ struct ListPage {
     refresh: Refresh,
 }
 
-async fn list(request: SessionRequest) -> Result<Response, Refusal> {
+async fn list(request: SessionRequest) -> Answer {
     let filters = ["type", "instance_id", "since", "until"];
     let [since, until] = ["since", "until"].map(|name| in_utc(request.query.get(name)));
     let parameters = [
@@ -96,8 +96,8 @@ struct DetailPage {
     refresh: Option<Refresh>,
 }
 
-async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let call = Call::get(format!("/v1/events/{}", segment(&id)));
+async fn detail(request: SessionRequest, Id(id): Id) -> Answer {
+    let call = Call::get(format!("/v1/events/{id}"));
     let answer = request.send(&call).await?;
     let Single { data: event, .. }: Single<Event> =
         serde_json::from_slice(&answer).map_err(|_| Refusal::fault())?;

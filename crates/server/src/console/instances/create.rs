@@ -12,7 +12,7 @@ use crate::console::{
     form::{Form, INSTALL},
     networks::Network,
     page::{Shell, page},
-    refusal::Refusal,
+    refusal::{Answer, Refusal},
     session_request::SessionRequest,
     text::Moment as _,
 };
@@ -85,7 +85,7 @@ async fn orders(request: &SessionRequest, asked: &str, backup: &str) -> Result<O
 }
 
 /// Shows the form.
-pub async fn show(request: SessionRequest) -> Result<Response, Refusal> {
+pub async fn show(request: SessionRequest) -> Answer {
     request.check_may_write()?;
     let backup = request.query.get("backup");
     let offers = orders(&request, request.query.get("region"), backup).await?;
@@ -155,11 +155,9 @@ fn create(form: &Form) -> Call {
 }
 
 /// Creates the instance.
-pub async fn send(request: SessionRequest, mut form: Form) -> Result<Response, Refusal> {
-    match request.send(&create(&form)).await {
-        Ok(bytes) => {
-            let created: Single<NewInstance> =
-                serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+pub async fn send(request: SessionRequest, mut form: Form) -> Answer {
+    match request.get::<Single<NewInstance>>(&create(&form)).await {
+        Ok(created) => {
             let path = format!("/console/instances/{}", created.data.id);
             let note = created.message.unwrap_or_default();
             Ok(request.begun(&path, &note).await)

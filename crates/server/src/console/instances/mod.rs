@@ -14,7 +14,7 @@ mod view;
 use std::sync::Arc;
 
 use askama::Template;
-use axum::{Router, extract::Path, response::Response, routing::get};
+use axum::{Router, routing::get};
 use http::StatusCode;
 use jiff::Timestamp;
 
@@ -26,7 +26,7 @@ use super::{
     App,
     alerts::Alert,
     backups::view::Backup,
-    call::{Call, segment, with_query},
+    call::{Call, Id, with_query},
     events::{
         sent::{Sent, sent},
         view::Event,
@@ -34,7 +34,7 @@ use super::{
     form::Form,
     page::{Pager, Query, Shell, page},
     refresh::Refresh,
-    refusal::Refusal,
+    refusal::{Answer, Refusal},
     session_request::SessionRequest,
     text::Moment as _,
     webhooks::view::Webhook,
@@ -97,23 +97,11 @@ struct ListPage {
     refresh: Refresh,
 }
 
-async fn list(request: SessionRequest) -> Result<Response, Refusal> {
+async fn list(request: SessionRequest) -> Answer {
     let filters = ["search", "tag", "status", "region", "private_network"];
-    let [search, tag, status, region, network] = filters.map(|name| request.query.get(name));
-    let parameters = [
-        ("search", search),
-        ("tag", tag),
-        ("status", status),
-        ("region", region),
-        ("private_network", network),
-        ("page", request.query.get("page")),
-        ("limit", PER_PAGE),
-    ];
-    let call = Call::get(with_query("/v1/instances", &parameters));
-    let List {
-        data: items,
-        pagination,
-    }: List<ListItem> = request.get(&call).await?;
+    let (call, items, pager) = request
+        .list::<ListItem>("instances", &filters, Some(PER_PAGE))
+        .await?;
     // A refresh replaces only the rows.
     let regions = if request.is_refresh {
         Vec::new()
@@ -125,11 +113,11 @@ async fn list(request: SessionRequest) -> Result<Response, Refusal> {
         shell: request.shell_with(SECTION, "Instances", &[call]),
         statuses: statuses(),
         regions,
-        pager: Pager::new(pagination, "/console/instances", &request.query),
         is_filtered: request.query.has_any(&filters),
         refresh: request.refresh(is_under_way),
         query: request.query,
         items,
+        pager,
     };
     Ok(page(StatusCode::OK, &template))
 }
@@ -253,8 +241,7 @@ async fn usage(request: &SessionRequest, id: &str, calls: &mut Vec<Call>) -> Res
     })
 }
 
-async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let id = segment(&id);
+async fn detail(request: SessionRequest, Id(id): Id) -> Answer {
     let call = Call::get(format!("/v1/instances/{id}?include=metrics"));
     let Single { data: instance, .. }: Single<Instance> = request.get(&call).await?;
     let backups = Call::get(with_query(

@@ -3,15 +3,15 @@
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use http::{Method, StatusCode};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{SECTION, offers, view::Instance};
 use crate::console::{
     backups::view::Backup,
-    call::{Call, segment},
+    call::{Call, Id, segment},
     form::{Field, Form, INSTALL},
     page::{Shell, page},
-    refusal::Refusal,
+    refusal::{Answer, Refusal},
     session_request::SessionRequest,
     text::Moment as _,
 };
@@ -20,23 +20,6 @@ use api::{ImageOffer, List, PlanOffer, Single};
 async fn instance(request: &SessionRequest, id: &str) -> Result<Instance, Refusal> {
     let found: Single<Instance> = request.get(&Call::get(format!("/v1/instances/{id}"))).await?;
     Ok(found.data)
-}
-
-/// Sends a request, then sends the browser back to the instance. If `/v1` refuses the request because of the form, marks the form.
-async fn send(
-    request: &SessionRequest,
-    id: &str,
-    call: &Call,
-    form: &mut Form,
-) -> Result<Result<Response, StatusCode>, Refusal> {
-    match request.send(call).await {
-        Ok(bytes) => {
-            let answered: Single<Value> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
-            let message = answered.message.unwrap_or_default();
-            Ok(Ok(request.begun(&page_of(id), &message).await))
-        }
-        Err(refusal) => request.refused(refusal, form).map(Err),
-    }
 }
 
 /// The path of an instance's page.
@@ -53,10 +36,7 @@ struct PowerPage {
 }
 
 /// Asks whether to cut the power; the other actions do no harm.
-pub async fn show_power(
-    request: SessionRequest,
-    Path((id, action)): Path<(String, String)>,
-) -> Result<Response, Refusal> {
+pub async fn show_power(request: SessionRequest, Path((id, action)): Path<(String, String)>) -> Answer {
     request.check_may_write()?;
     if action != "poweroff" {
         return Err(Refusal::no_such_page());
@@ -77,16 +57,13 @@ pub async fn power(
     request: SessionRequest,
     Path((id, action)): Path<(String, String)>,
     form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+) -> Answer {
     if !["start", "stop", "reboot", "poweroff"].contains(&action.as_str()) {
         return Err(Refusal::no_such_page());
     }
+    let id = segment(&id);
     let call = Call::post(format!("/v1/instances/{id}/{action}")).once(form.key());
-    let answered: Single<Value> =
-        serde_json::from_slice(&request.send(&call).await?).map_err(|_| Refusal::fault())?;
-    let message = answered.message.unwrap_or_default();
-    Ok(request.begun(&page_of(&id), &message).await)
+    request.begin(&page_of(&id), &call).await
 }
 
 #[derive(Template)]
@@ -103,12 +80,7 @@ fn plan_call(id: &str, form: &Form) -> Call {
     Call::with(Method::PATCH, format!("/v1/instances/{id}"), body)
 }
 
-async fn plan_page(
-    request: &SessionRequest,
-    status: StatusCode,
-    id: &str,
-    form: Form,
-) -> Result<Response, Refusal> {
+async fn plan_page(request: &SessionRequest, status: StatusCode, id: &str, form: Form) -> Answer {
     let instance = instance(request, id).await?;
     let plans: List<PlanOffer> = request.get(&Call::get("/v1/plans?limit=100")).await?;
     let title = format!("Resize {}", instance.name);
@@ -122,25 +94,18 @@ async fn plan_page(
 }
 
 /// Shows the plans that an instance can change to.
-pub async fn show_plan(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn show_plan(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    let id = segment(&id);
     let instance = instance(&request, &id).await?;
     let plan = instance.pending_plan.unwrap_or(instance.plan).as_str();
     let form = Form::new().with("plan", plan).with("when", "now");
     plan_page(&request, StatusCode::OK, &id, form).await
 }
 
-pub async fn change_plan(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    mut form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn change_plan(request: SessionRequest, Id(id): Id, mut form: Form) -> Answer {
     let before = instance(&request, &id).await?;
-    match request.send(&plan_call(&id, &form)).await {
-        Ok(bytes) => {
-            let changed: Single<Instance> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+    match request.get::<Single<Instance>>(&plan_call(&id, &form)).await {
+        Ok(changed) => {
             let note = plan_note(&before, &changed.data);
             let path = page_of(&id);
             Ok(if changed.data.is_changing_plan() {
@@ -205,9 +170,8 @@ fn rebuild_call(id: &str, form: &Form) -> Call {
 }
 
 /// Shows the images and backups that an instance can be reinstalled from or, once one is chosen, the consequences.
-pub async fn show_rebuild(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn show_rebuild(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    let id = segment(&id);
     let chosen = request.query.get(INSTALL);
     if !chosen.is_empty() {
         let form = Form::new().with(INSTALL, chosen);
@@ -239,12 +203,7 @@ pub async fn show_rebuild(request: SessionRequest, Path(id): Path<String>) -> Re
 }
 
 /// Shows what is lost and what is installed, and asks for the name of the instance.
-async fn rebuild_page(
-    request: &SessionRequest,
-    status: StatusCode,
-    id: &str,
-    form: Form,
-) -> Result<Response, Refusal> {
+async fn rebuild_page(request: &SessionRequest, status: StatusCode, id: &str, form: Form) -> Answer {
     let instance = instance(request, id).await?;
     let backup = match form.install() {
         ("backup", backup) => {
@@ -268,19 +227,17 @@ async fn rebuild_page(
 }
 
 /// Reinstalls the server. Its name must be typed, because its data is lost.
-pub async fn rebuild(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    mut form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn rebuild(request: SessionRequest, Id(id): Id, mut form: Form) -> Answer {
     if request.may_write() && !confirmed(&request, &id, &mut form).await? {
         return rebuild_page(&request, StatusCode::UNPROCESSABLE_ENTITY, &id, form).await;
     }
     let call = rebuild_call(&id, &form);
-    match send(&request, &id, &call, &mut form).await? {
-        Ok(begun) => Ok(begun),
-        Err(status) => rebuild_page(&request, status, &id, form).await,
+    match request.begin(&page_of(&id), &call).await {
+        Err(refusal) => {
+            let status = request.refused(refusal, &mut form)?;
+            rebuild_page(&request, status, &id, form).await
+        }
+        begun => begun,
     }
 }
 
@@ -374,20 +331,15 @@ fn settings_page(request: &SessionRequest, status: StatusCode, instance: Instanc
 }
 
 /// Shows the settings that can be changed at any time.
-pub async fn show_settings(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn show_settings(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    let (instance, form, version) = settings(&request, &segment(&id)).await?;
+    let (instance, form, version) = settings(&request, &id).await?;
     let form = form.remembering(&version);
     Ok(settings_page(&request, StatusCode::OK, instance, form))
 }
 
 /// Changes the settings, unless somebody else has changed them since the form was opened.
-pub async fn change_settings(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    mut form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn change_settings(request: SessionRequest, Id(id): Id, mut form: Form) -> Answer {
     let call = |form: &Form| settings_call(&id, form);
     let current = async || {
         let (_, form, version) = settings(&request, &id).await?;
@@ -422,12 +374,7 @@ fn backup_call(id: &str, form: &Form) -> Call {
     Call::with(Method::POST, format!("/v1/instances/{id}/backups"), body).once(form.key())
 }
 
-async fn backup_page(
-    request: &SessionRequest,
-    status: StatusCode,
-    id: &str,
-    form: Form,
-) -> Result<Response, Refusal> {
+async fn backup_page(request: &SessionRequest, status: StatusCode, id: &str, form: Form) -> Answer {
     let instance = instance(request, id).await?;
     let title = format!("Back up {}", instance.name);
     let template = BackupPage {
@@ -439,22 +386,20 @@ async fn backup_page(
 }
 
 /// Shows the form for a backup.
-pub async fn show_backup(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn show_backup(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    backup_page(&request, StatusCode::OK, &segment(&id), Form::new()).await
+    backup_page(&request, StatusCode::OK, &id, Form::new()).await
 }
 
 /// Starts a backup.
-pub async fn back_up(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    mut form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn back_up(request: SessionRequest, Id(id): Id, mut form: Form) -> Answer {
     let call = backup_call(&id, &form);
-    match send(&request, &id, &call, &mut form).await? {
-        Ok(done) => Ok(done),
-        Err(status) => backup_page(&request, status, &id, form).await,
+    match request.begin(&page_of(&id), &call).await {
+        Err(refusal) => {
+            let status = request.refused(refusal, &mut form)?;
+            backup_page(&request, status, &id, form).await
+        }
+        begun => begun,
     }
 }
 
@@ -466,12 +411,7 @@ struct DeletePage {
     form: Form,
 }
 
-async fn delete_page(
-    request: &SessionRequest,
-    status: StatusCode,
-    id: &str,
-    form: Form,
-) -> Result<Response, Refusal> {
+async fn delete_page(request: &SessionRequest, status: StatusCode, id: &str, form: Form) -> Answer {
     let instance = instance(request, id).await?;
     let title = format!("Delete {}", instance.name);
     let call = Call::delete(format!("/v1/instances/{id}"));
@@ -484,18 +424,13 @@ async fn delete_page(
 }
 
 /// Asks for the name of the instance, to confirm its deletion.
-pub async fn show_delete(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn show_delete(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    delete_page(&request, StatusCode::OK, &segment(&id), Form::new()).await
+    delete_page(&request, StatusCode::OK, &id, Form::new()).await
 }
 
 /// Deletes the instance.
-pub async fn delete(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    mut form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn delete(request: SessionRequest, Id(id): Id, mut form: Form) -> Answer {
     if request.may_write() && !confirmed(&request, &id, &mut form).await? {
         return delete_page(&request, StatusCode::UNPROCESSABLE_ENTITY, &id, form).await;
     }

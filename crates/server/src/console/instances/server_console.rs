@@ -2,21 +2,17 @@
 //! gateway.
 
 use askama::Template;
-use axum::{
-    extract::Path,
-    response::{IntoResponse as _, Response},
-};
+use axum::response::{IntoResponse as _, Response};
 use http::{HeaderValue, Method, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::{SECTION, offers, view::Instance};
 use crate::console::{
-    assets::{NOVNC, TERMINAL},
-    call::{Call, segment},
+    call::{Call, Id},
     form::Form,
     middleware::policy,
     page::{Shell, page},
-    refusal::Refusal,
+    refusal::{Answer, Refusal},
     session_request::SessionRequest,
 };
 use api::{ConsoleType, ErrorAnswer, ErrorCode, Single};
@@ -31,9 +27,6 @@ struct ConsolePage {
     is_simulated: bool,
     /// Whether there is also the other console.
     has_other: bool,
-    styles: &'static str,
-    library: &'static str,
-    script: &'static str,
     /// Of the page's policy.
     nonce: String,
 }
@@ -44,9 +37,8 @@ fn call(id: &str, r#type: ConsoleType) -> Call {
 }
 
 /// The page with a console.
-pub async fn show(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn show(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    let id = segment(&id);
     let found: Single<Instance> = request.get(&Call::get(format!("/v1/instances/{id}"))).await?;
     let instance = found.data;
     let regions = offers::regions(&request).await?;
@@ -77,13 +69,6 @@ pub async fn show(request: SessionRequest, Path(id): Path<String>) -> Result<Res
         is_serial,
         is_simulated: region.as_ref().is_none_or(|region| region.simulated),
         has_other: consoles.len() > 1,
-        styles: &TERMINAL.styles.path,
-        library: if is_serial {
-            TERMINAL.xterm.path.as_str()
-        } else {
-            NOVNC.entry()
-        },
-        script: &TERMINAL.script.path,
         nonce,
         instance,
     };
@@ -97,9 +82,9 @@ pub async fn show(request: SessionRequest, Path(id): Path<String>) -> Result<Res
 }
 
 /// Asks for a ticket, and passes on what `/v1` answers: the script of the page reads it.
-pub async fn open(request: SessionRequest, Path(id): Path<String>, form: Form) -> Response {
+pub async fn open(request: SessionRequest, Id(id): Id, form: Form) -> Response {
     let wanted = form.value("type").parse().unwrap_or(ConsoleType::Serial);
-    let answered = request.get::<Value>(&call(&segment(&id), wanted)).await;
+    let answered = request.get::<Value>(&call(&id, wanted)).await;
     let (status, body) = match answered {
         Ok(answer) => (StatusCode::CREATED, answer),
         // As a page would, it sends to the sign-in.

@@ -7,19 +7,19 @@ mod view;
 use std::sync::Arc;
 
 use askama::Template;
-use axum::{Router, extract::Path, response::Response, routing::get};
+use axum::{Router, response::Response, routing::get};
 use http::{StatusCode, header};
 
 use self::view::Invoice;
 use super::{
     App,
-    call::{Call, segment, with_query},
+    call::{Call, Id, with_query},
     page::{Pager, Shell, Shown, page},
-    refusal::Refusal,
+    refusal::Answer,
     session_request::SessionRequest,
     text::Moment as _,
 };
-use api::{InvoiceAnswer, List};
+use api::InvoiceAnswer;
 
 const SECTION: &str = "invoices";
 
@@ -41,20 +41,15 @@ struct ListPage {
     pager: Pager,
 }
 
-async fn list(request: SessionRequest) -> Result<Response, Refusal> {
-    let parameters = [("page", request.query.get("page"))];
-    let call = Call::get(with_query("/v1/invoices", &parameters));
-    let List {
-        data: items,
-        pagination,
-    }: List<Invoice> = request.get(&call).await?;
+async fn list(request: SessionRequest) -> Answer {
+    let (call, items, pager) = request.list("invoices", &[], None).await?;
     let open = Call::get("/v1/invoices/current");
     let current: InvoiceAnswer = request.get(&open).await?;
     let template = ListPage {
         shell: request.shell_with(SECTION, "Invoices", &[open, call]),
-        pager: Pager::new(pagination, "/console/invoices", &request.query),
         current: Shown(current.data),
         items,
+        pager,
     };
     Ok(page(StatusCode::OK, &template))
 }
@@ -69,8 +64,7 @@ struct DetailPage {
     pager: Pager,
 }
 
-async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let id = segment(&id);
+async fn detail(request: SessionRequest, Id(id): Id) -> Answer {
     let parameters = [("page", request.query.get("page"))];
     let call = Call::get(with_query(&format!("/v1/invoices/{id}"), &parameters));
     let InvoiceAnswer { data, pagination } = request.get(&call).await?;
@@ -89,20 +83,20 @@ fn formatted(id: &str, format: &str) -> Call {
     Call::get(format!("/v1/invoices/{id}?format={format}"))
 }
 
-async fn csv(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
-    passed_on(&request, &formatted(&segment(&id), "csv")).await
+async fn csv(request: SessionRequest, Id(id): Id) -> Answer {
+    passed_on(&request, &formatted(&id, "csv")).await
 }
 
-async fn print(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
-    passed_on(&request, &formatted(&segment(&id), "html")).await
+async fn print(request: SessionRequest, Id(id): Id) -> Answer {
+    passed_on(&request, &formatted(&id, "html")).await
 }
 
-async fn ubl(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
-    passed_on(&request, &formatted(&segment(&id), "ubl")).await
+async fn ubl(request: SessionRequest, Id(id): Id) -> Answer {
+    passed_on(&request, &formatted(&id, "ubl")).await
 }
 
 /// The answer of `/v1`, streamed unchanged, with those of its headers that describe its content.
-async fn passed_on(request: &SessionRequest, call: &Call) -> Result<Response, Refusal> {
+async fn passed_on(request: &SessionRequest, call: &Call) -> Answer {
     let (head, body) = request.open(call).await?.into_parts();
     let mut response = Response::new(body);
     for name in [

@@ -1,7 +1,7 @@
 //! The log of a webhook's deliveries.
 
 use askama::Template;
-use axum::{extract::Path, response::Response};
+use axum::extract::Path;
 use http::StatusCode;
 
 use super::{
@@ -10,11 +10,11 @@ use super::{
     webhook,
 };
 use crate::console::{
-    call::{Call, segment, with_query},
+    call::{Call, Id, segment, with_query},
     form::Form,
     page::{CursorPager, Query, Shell, page},
     refresh::Refresh,
-    refusal::Refusal,
+    refusal::Answer,
     session_request::SessionRequest,
     text::{Moment as _, indented},
 };
@@ -37,8 +37,7 @@ struct ListPage {
 }
 
 /// Lists the deliveries.
-pub async fn list(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn list(request: SessionRequest, Id(id): Id) -> Answer {
     let webhook = webhook(&request, &id).await?;
     let filters = ["status", "event_type"];
     let parameters = [
@@ -80,10 +79,7 @@ struct DetailPage {
 }
 
 /// Shows a delivery with its request, its attempts and the answer.
-pub async fn detail(
-    request: SessionRequest,
-    Path((id, delivery)): Path<(String, String)>,
-) -> Result<Response, Refusal> {
+pub async fn detail(request: SessionRequest, Path((id, delivery)): Path<(String, String)>) -> Answer {
     let (id, delivery) = (segment(&id), segment(&delivery));
     let webhook = webhook(&request, &id).await?;
     let path = format!("/v1/webhooks/{id}/deliveries/{delivery}");
@@ -110,11 +106,10 @@ pub async fn resend(
     request: SessionRequest,
     Path((id, delivery)): Path<(String, String)>,
     form: Form,
-) -> Result<Response, Refusal> {
+) -> Answer {
     let (id, delivery) = (segment(&id), segment(&delivery));
     let call = Call::post(format!("/v1/webhooks/{id}/deliveries/{delivery}/redeliver")).once(form.key());
-    let sent: Single<Delivery> =
-        serde_json::from_slice(&request.send(&call).await?).map_err(|_| Refusal::fault())?;
+    let sent: Single<Delivery> = request.get(&call).await?;
     let path = format!("/console/webhooks/{id}/deliveries/{}", sent.data.id);
     Ok(request.done(&path, &sent.message.unwrap_or_default()).await)
 }

@@ -1,16 +1,16 @@
 //! The form for creating a webhook, and for changing one.
 
 use askama::Template;
-use axum::{extract::Path, response::Response};
+use axum::response::Response;
 use http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::{Kind, SECTION, kinds, view::Webhook};
 use crate::console::{
-    call::{Call, segment},
+    call::{Call, Id},
     form::{Field, Form},
     page::{Shell, page},
-    refusal::Refusal,
+    refusal::{Answer, Refusal},
     session_request::SessionRequest,
     text::Moment as _,
 };
@@ -92,18 +92,16 @@ fn filled(request: &SessionRequest, status: StatusCode, id: Option<String>, form
 }
 
 /// Shows the form for a new webhook.
-pub async fn show_new(request: SessionRequest) -> Result<Response, Refusal> {
+pub async fn show_new(request: SessionRequest) -> Answer {
     request.check_may_write()?;
     Ok(filled(&request, StatusCode::OK, None, Form::new()))
 }
 
 /// Creates a webhook, and shows its secret.
-pub async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Refusal> {
+pub async fn create(request: SessionRequest, mut form: Form) -> Answer {
     let call = create_call(&form);
-    match request.send(&call).await {
-        Ok(bytes) => {
-            let created: Single<WebhookWithSecret> =
-                serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+    match request.get::<Single<WebhookWithSecret>>(&call).await {
+        Ok(created) => {
             let message = if created.data.active {
                 "It gets the events that happen from now on."
             } else {
@@ -174,21 +172,15 @@ async fn current(request: &SessionRequest, id: &str) -> Result<(Form, String), R
 }
 
 /// Shows the form for changes.
-pub async fn show_edit(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn show_edit(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    let id = segment(&id);
     let (form, version) = current(&request, &id).await?;
     let form = form.remembering(&version);
     Ok(filled(&request, StatusCode::OK, Some(id), form))
 }
 
 /// Changes a webhook, unless somebody else has changed it since the form was opened.
-pub async fn change(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    mut form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn change(request: SessionRequest, Id(id): Id, mut form: Form) -> Answer {
     let call = |form: &Form| change_call(&id, form);
     let sent = request
         .save(&mut form, &FIELDS, call, async || current(&request, &id).await)

@@ -15,8 +15,6 @@ use std::sync::Arc;
 use askama::Template;
 use axum::{
     Router,
-    extract::Path,
-    response::Response,
     routing::{get, post},
 };
 use http::StatusCode;
@@ -24,15 +22,15 @@ use http::StatusCode;
 use self::view::{Delivery, Webhook};
 use super::{
     App,
-    call::{Call, segment, with_query},
+    call::{Call, Id, with_query},
     form::Form,
     page::{Pager, Shell, page},
     refresh::Refresh,
-    refusal::Refusal,
+    refusal::{Answer, Refusal},
     session_request::SessionRequest,
     text::Moment as _,
 };
-use api::{CursorList, List, Single};
+use api::{CursorList, Single};
 use domain::event::{EventType, catalogue};
 
 /// The section of the navigation.
@@ -121,18 +119,13 @@ struct ListPage {
     refresh: Refresh,
 }
 
-async fn list(request: SessionRequest) -> Result<Response, Refusal> {
-    let parameters = [("page", request.query.get("page"))];
-    let call = Call::get(with_query("/v1/webhooks", &parameters));
-    let List {
-        data: items,
-        pagination,
-    }: List<Webhook> = request.get(&call).await?;
+async fn list(request: SessionRequest) -> Answer {
+    let (call, items, pager) = request.list("webhooks", &[], None).await?;
     let template = ListPage {
         shell: request.shell_with(SECTION, "Webhooks", &[call]),
-        pager: Pager::new(pagination, "/console/webhooks", &request.query),
         refresh: request.refresh(false),
         items,
+        pager,
     };
     Ok(page(StatusCode::OK, &template))
 }
@@ -147,8 +140,7 @@ struct DetailPage {
     refresh: Refresh,
 }
 
-async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let id = segment(&id);
+async fn detail(request: SessionRequest, Id(id): Id) -> Answer {
     let webhook = webhook(&request, &id).await?;
     let log = Call::get(with_query(
         &format!("/v1/webhooks/{id}/deliveries"),

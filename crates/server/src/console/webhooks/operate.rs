@@ -1,7 +1,6 @@
 //! The actions on a webhook.
 
 use askama::Template;
-use axum::{extract::Path, response::Response};
 use http::{Method, StatusCode};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
@@ -13,17 +12,16 @@ use super::{
     webhook,
 };
 use crate::console::{
-    call::{Call, segment},
+    call::{Call, Id},
     form::Form,
     page::{Shell, page},
-    refusal::Refusal,
+    refusal::Answer,
     session_request::SessionRequest,
 };
 use api::{Single, WebhookWithSecret};
 
 /// Sends a test event, and shows its delivery.
-pub async fn test(request: SessionRequest, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn test(request: SessionRequest, Id(id): Id, form: Form) -> Answer {
     let kind = form.text("type");
     let body = if kind.is_empty() {
         json!({})
@@ -31,8 +29,7 @@ pub async fn test(request: SessionRequest, Path(id): Path<String>, form: Form) -
         json!({ "type": kind })
     };
     let call = Call::with(Method::POST, format!("/v1/webhooks/{id}/test"), body).once(form.key());
-    let sent: Single<Delivery> =
-        serde_json::from_slice(&request.send(&call).await?).map_err(|_| Refusal::fault())?;
+    let sent: Single<Delivery> = request.get(&call).await?;
     let path = format!("/console/webhooks/{id}/deliveries/{}", sent.data.id);
     Ok(request.done(&path, &sent.message.unwrap_or_default()).await)
 }
@@ -44,12 +41,7 @@ pub fn switch_call(id: &str, on: bool) -> Call {
 }
 
 /// Switches a webhook on or off; on also enables one that was disabled.
-pub async fn switch(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn switch(request: SessionRequest, Id(id): Id, form: Form) -> Answer {
     let on = form.has("active", "true");
     let before = webhook(&request, &id).await?;
     request.send(&switch_call(&id, on)).await?;
@@ -75,9 +67,8 @@ struct SwitchPage {
 }
 
 /// Asks whether to switch a webhook off.
-pub async fn show_switch(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn show_switch(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    let id = segment(&id);
     let webhook = webhook(&request, &id).await?;
     let template = SwitchPage {
         shell: request.shell_with(SECTION, "Switch off", &[switch_call(&id, false)]),
@@ -106,12 +97,7 @@ fn rotate_call(id: &str, form: &Form) -> Call {
     Call::with(Method::POST, format!("/v1/webhooks/{id}/rotate-secret"), body).once(form.key())
 }
 
-async fn rotate_page(
-    request: &SessionRequest,
-    status: StatusCode,
-    id: &str,
-    form: Form,
-) -> Result<Response, Refusal> {
+async fn rotate_page(request: &SessionRequest, status: StatusCode, id: &str, form: Form) -> Answer {
     let webhook = webhook(request, id).await?;
     let call = shown(rotate_call(id, &form));
     let template = RotatePage {
@@ -123,24 +109,17 @@ async fn rotate_page(
 }
 
 /// Shows the form for a new secret.
-pub async fn show_rotate(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn show_rotate(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
     let form = Form::new().with("overlap", "24");
-    rotate_page(&request, StatusCode::OK, &segment(&id), form).await
+    rotate_page(&request, StatusCode::OK, &id, form).await
 }
 
 /// Rotates the secret, and shows the new one.
-pub async fn rotate(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    mut form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn rotate(request: SessionRequest, Id(id): Id, mut form: Form) -> Answer {
     let call = rotate_call(&id, &form);
-    match request.send(&call).await {
-        Ok(bytes) => {
-            let rotated: Single<WebhookWithSecret> =
-                serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+    match request.get::<Single<WebhookWithSecret>>(&call).await {
+        Ok(rotated) => {
             let template = SecretPage {
                 shell: request.shell_with(SECTION, "New secret", &[shown(call)]),
                 webhook: rotated.data,
@@ -177,9 +156,8 @@ fn resend_call(request: &SessionRequest, id: &str, form: &Form) -> Call {
 }
 
 /// Shows the form that sends exhausted deliveries again.
-pub async fn show_resend(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn show_resend(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    let id = segment(&id);
     let webhook = webhook(&request, &id).await?;
     let form = Form::new().with("hours", "24");
     let call = resend_call(&request, &id, &form);
@@ -192,26 +170,19 @@ pub async fn show_resend(request: SessionRequest, Path(id): Path<String>) -> Res
 }
 
 /// Sends exhausted deliveries again.
-pub async fn resend(
-    request: SessionRequest,
-    Path(id): Path<String>,
-    form: Form,
-) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn resend(request: SessionRequest, Id(id): Id, form: Form) -> Answer {
     let call = resend_call(&request, &id, &form);
     told(&request, &id, &call).await
 }
 
 /// Sends all pending deliveries now.
-pub async fn retry(request: SessionRequest, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn retry(request: SessionRequest, Id(id): Id, form: Form) -> Answer {
     let call = Call::post(format!("/v1/webhooks/{id}/deliveries/retry")).once(form.key());
     told(&request, &id, &call).await
 }
 
-async fn told(request: &SessionRequest, id: &str, call: &Call) -> Result<Response, Refusal> {
-    let answered: Single<Value> =
-        serde_json::from_slice(&request.send(call).await?).map_err(|_| Refusal::fault())?;
+async fn told(request: &SessionRequest, id: &str, call: &Call) -> Answer {
+    let answered: Single<Value> = request.get(call).await?;
     let note = answered.message.unwrap_or_default();
     Ok(request.done(&format!("/console/webhooks/{id}"), &note).await)
 }
@@ -224,9 +195,8 @@ struct DeletePage {
 }
 
 /// Asks whether to delete a webhook.
-pub async fn show_delete(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn show_delete(request: SessionRequest, Id(id): Id) -> Answer {
     request.check_may_write()?;
-    let id = segment(&id);
     let webhook = webhook(&request, &id).await?;
     let call = Call::delete(format!("/v1/webhooks/{id}"));
     let template = DeletePage {
@@ -237,8 +207,7 @@ pub async fn show_delete(request: SessionRequest, Path(id): Path<String>) -> Res
 }
 
 /// Deletes a webhook.
-pub async fn delete(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let id = segment(&id);
+pub async fn delete(request: SessionRequest, Id(id): Id) -> Answer {
     request.send(&Call::delete(format!("/v1/webhooks/{id}"))).await?;
     Ok(request.done("/console/webhooks", "The webhook is deleted.").await)
 }

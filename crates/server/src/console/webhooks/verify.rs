@@ -1,14 +1,13 @@
 //! How receivers check signatures, with the code of the example receivers.
 
 use askama::Template;
-use axum::response::Response;
 use http::StatusCode;
 
 use super::{SECTION, view::Webhook};
 use crate::console::{
     call::Call,
     page::{Shell, page},
-    refusal::Refusal,
+    refusal::Answer,
     session_request::SessionRequest,
 };
 use api::List;
@@ -38,7 +37,7 @@ struct VerifyPage {
 }
 
 /// Shows how to verify signatures, and how to have a signed event sent to the newest webhook.
-pub async fn show(request: SessionRequest) -> Result<Response, Refusal> {
+pub async fn show(request: SessionRequest) -> Answer {
     let newest = Call::get("/v1/webhooks?limit=1");
     let webhooks: List<Webhook> = request.get(&newest).await?;
     let webhook = webhooks.data.first().filter(|_| request.may_write());

@@ -6,17 +6,14 @@ pub mod view;
 
 use std::sync::Arc;
 
-use axum::{
-    extract::{Request, State},
-    response::Response,
-};
+use axum::{extract::State, response::Response};
 use http::StatusCode;
 
 use self::view::backup;
 use super::{
     App,
     extract::{
-        Caller, IfMatch, Post, Target,
+        Caller, Change, Post, Target,
         fields::Fields,
         idempotency::{self, Retention},
         query::{Paging, Parameters},
@@ -28,10 +25,10 @@ use super::{
     },
 };
 use crate::service::{
-    backups::{BackupFilter, ShownBackup, still_running, too_many},
+    backups::{BackupFilter, still_running, too_many},
     id::{BackupId, InstanceId},
 };
-use api::{Backup, CreateBackup, List, Pagination, Single};
+use api::{Backup, CreateBackup, List, Single};
 use resources::validation;
 
 /// Reads a request to create one; 422 names every invalid field.
@@ -55,27 +52,20 @@ fn read(mut fields: Fields) -> Result<CreateBackup, Error> {
         ("instance_id" = Option<String>, Query, description = "Only backups of this instance, which may be a deleted one.", example = "i-4q7hz0c9k2m8x1ta"),
         ("status" = Option<String>, Query, description = "Only backups with this status: `running`, `completed` or `failed`.", example = "completed"),
     ),
-    responses((status = 200, description = "A page of backups", body = List<Backup>, example = json!(examples::page(examples::backup())))),
+    responses((status = 200, description = "A page of backups", body = List<Backup>)),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
+    paging: Paging,
     parameters: Parameters,
 ) -> Result<Response, Error> {
-    let paging = parameters.paging()?;
     let filter = BackupFilter {
         instance_id: parameters.get("instance_id"),
         status: parameters.get("status"),
     };
-    let (page, total) = app
-        .service
-        .list_backups(caller.namespace(), filter, paging.page, paging.limit);
-    page_of(&page, Pagination::new(paging.page, paging.limit, total))
-}
-
-fn page_of(page: &[ShownBackup], pagination: Pagination) -> Result<Response, Error> {
-    let data: Vec<_> = page.iter().map(backup).collect();
-    response::json(StatusCode::OK, &List { data, pagination }, 512)
+    let backups = app.service.list_backups(caller.namespace(), filter, paging);
+    response::list(paging, backups, backup)
 }
 
 /// Lists the backups of an instance
@@ -87,20 +77,19 @@ fn page_of(page: &[ShownBackup], pagination: Pagination) -> Result<Response, Err
     operation_id = "listInstanceBackups",
     tag = "backups",
     params(Target<InstanceId>, Paging),
-    responses((status = 200, description = "A page of backups", body = List<Backup>, example = json!(examples::page(examples::backup())))),
+    responses((status = 200, description = "A page of backups", body = List<Backup>)),
 )]
 pub async fn list_of_instance(
     State(app): State<Arc<App>>,
     caller: Caller,
     Target(id): Target<InstanceId>,
-    parameters: Parameters,
+    paging: Paging,
 ) -> Result<Response, Error> {
-    let paging = parameters.paging()?;
-    let (page, total) = app
+    let backups = app
         .service
-        .list_backups_of(caller.namespace(), id, paging.page, paging.limit)
+        .list_backups_of(caller.namespace(), id, paging)
         .await?;
-    page_of(&page, Pagination::new(paging.page, paging.limit, total))
+    response::list(paging, backups, backup)
 }
 
 /// Backs an instance up
@@ -113,43 +102,27 @@ pub async fn list_of_instance(
     operation_id = "createBackup",
     tag = "backups",
     params(Target<InstanceId>),
-    request_body(content = CreateBackup, example = json!({"name": "before-upgrade"})),
+    request_body(content = CreateBackup),
     responses(
-        (status = 201, description = "The backup is being made", body = Single<Backup>, headers(("ETag")), example = json!(examples::new_backup())),
+        (status = 201, description = "The backup is being made", body = Single<Backup>, headers(("ETag")), example = json!({"data": {"status": "running", "size_gb": null, "completed_at": null}, "message": "Instance web-1 is being backed up."})),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(too_many("the instance has 30 manual backups")))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_backed_up_now()))),
     ),
 )]
-pub async fn create(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<InstanceId>,
-    IfMatch(precondition): IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    let post = Post::with_optional_body(request).await?;
+pub async fn create(call: Change<InstanceId>) -> Result<Response, Error> {
+    let post = Post::with_optional_body(call.request).await?;
     let body = read(post.fields)?;
-    let created = app
-        .service
-        .create_backup(
-            caller.tenant(),
-            id,
-            body.name.as_deref(),
-            post.idempotent.as_ref(),
-            &precondition,
-        )
-        .await?;
-    let shown = app.service.shown(created.item);
+    let (service, request) = (&call.app.service, post.idempotent.as_ref());
+    let (tenant, name) = (call.caller.tenant(), body.name.as_deref());
+    let creating = service.create_backup(tenant, call.id, name, request, &call.precondition);
+    let created = creating.await?;
+    let shown = service.shown(created.item);
     let view = backup(&shown);
     let message = format!("Instance {} is being backed up.", view.instance_name);
     let mut response = response::single(StatusCode::CREATED, &*shown.item.backup, view, Some(message))?;
     response::locate(&mut response, "/v1/backups", shown.item.id);
-    Ok(idempotency::answered(
-        post.idempotent.as_ref(),
-        created.replayed,
-        Retention::Resource,
-        response,
-    ))
+    idempotency::mark(&mut response, request, created.replayed, Retention::Resource);
+    Ok(response)
 }
 
 /// Shows a backup
@@ -159,7 +132,7 @@ pub async fn create(
     operation_id = "getBackup",
     tag = "backups",
     params(Target<BackupId>),
-    responses((status = 200, description = "The backup", body = Single<Backup>, headers(("ETag")), example = json!(examples::single(examples::backup())))),
+    responses((status = 200, description = "The backup", body = Single<Backup>, headers(("ETag")))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -184,14 +157,9 @@ pub async fn detail(
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(still_running()))),
     ),
 )]
-pub async fn delete(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<BackupId>,
-    IfMatch(precondition): IfMatch,
-) -> Result<StatusCode, Error> {
-    app.service
-        .delete_backup(caller.namespace(), id, &precondition)
-        .await?;
+pub async fn delete(call: Change<BackupId>) -> Result<StatusCode, Error> {
+    let (service, namespace) = (&call.app.service, call.caller.namespace());
+    let deleting = service.delete_backup(namespace, call.id, &call.precondition);
+    deleting.await?;
     Ok(StatusCode::NO_CONTENT)
 }

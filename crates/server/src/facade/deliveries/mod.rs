@@ -6,17 +6,14 @@ pub mod view;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use axum::{
-    extract::{Request, State},
-    response::Response,
-};
+use axum::{extract::State, response::Response};
 use http::StatusCode;
 
 use self::view::with_request;
 use super::{
     App,
     extract::{
-        Caller, Charged, IfMatch, Inner, Post, Target,
+        Caller, Change, Charged, Inner, Post, Target,
         idempotency::{self, Retention},
         query::{CursorPaging, Parameters},
     },
@@ -95,7 +92,7 @@ fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, Error> {
         ("event_type" = Option<String>, Query, description = "Only deliveries of this event type.", example = "instance.created"),
         ("event_id" = Option<String>, Query, description = "Only the delivery of this event; of several events, if there are up to 20 ids, separated by commas.", example = "evt_5m2k8x1ta4q7hz0c"),
     ),
-    responses((status = 200, description = "A page of deliveries", body = CursorList<Delivery>, example = json!(examples::cursor_page(examples::delivery_summary())))),
+    responses((status = 200, description = "A page of deliveries", body = CursorList<Delivery>)),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -129,7 +126,7 @@ pub async fn list(
     operation_id = "getDelivery",
     tag = "deliveries",
     params(Target<WebhookId>, Inner<DeliveryId>),
-    responses((status = 200, description = "The delivery", body = Single<Delivery>, headers(("ETag")), example = json!(examples::single(examples::delivery())))),
+    responses((status = 200, description = "The delivery", body = Single<Delivery>, headers(("ETag")), example = json!({"data": {"request": {}}}))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -158,42 +155,27 @@ pub async fn detail(
     tag = "deliveries",
     params(Target<WebhookId>, Inner<DeliveryId>),
     responses(
-        (status = 202, description = "The delivery is being sent", body = Single<Delivery>, headers(("ETag")), example = json!(examples::redelivery())),
+        (status = 202, description = "The delivery is being sent", body = Single<Delivery>, headers(("ETag")), example = json!({"data": {"request": {}}, "message": "Delivery dlv_4q7hz0c9k2m8x1ta is being sent now."})),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("deliveries")))),
     ),
 )]
 pub async fn redeliver(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<WebhookId>,
-    Inner(delivery_id): Inner<DeliveryId>,
-    IfMatch(precondition): IfMatch,
-    request: Request,
+    Inner(delivery): Inner<DeliveryId>,
+    call: Change<WebhookId>,
 ) -> Result<Response, Error> {
-    let post = Post::with_optional_body(request).await?;
+    let post = Post::with_optional_body(call.request).await?;
     post.fields.finish()?;
-    let cost = Charged::new(&app, &caller);
-    let redelivered = app
-        .service
-        .redeliver(
-            caller.tenant(),
-            id,
-            delivery_id,
-            post.idempotent.as_ref(),
-            &precondition,
-            &cost,
-        )
-        .await?;
+    let (tenant, request) = (call.caller.tenant(), post.idempotent.as_ref());
+    let cost = Charged::new(&call.app, &call.caller);
+    let service = &call.app.service;
+    let sending = service.redeliver(tenant, call.id, delivery, request, &call.precondition, &cost);
+    let redelivered = sending.await?;
     let delivery = &redelivered.delivery;
     let message = format!("Delivery {} {}.", delivery.id(), redelivered.when.describe());
     let view = with_request(delivery, &redelivered.webhook.webhook);
-    let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
-    Ok(idempotency::answered(
-        post.idempotent.as_ref(),
-        redelivered.replayed,
-        Retention::Actions,
-        response,
-    ))
+    let mut response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
+    idempotency::mark(&mut response, request, redelivered.replayed, Retention::Actions);
+    Ok(response)
 }
 
 /// Sends all pending deliveries now
@@ -207,30 +189,18 @@ pub async fn redeliver(
     post, path = "/v1/webhooks/{id}/deliveries/retry", operation_id = "retryDeliveries", tag = "deliveries",
     params(Target<WebhookId>),
     responses(
-        (status = 202, description = "The deliveries are being sent", body = Single<Retry>, example = json!(examples::begun(Retry { retried: 3 }, "3 deliveries are being sent now."))),
+        (status = 202, description = "The deliveries are being sent", body = Single<Retry>, example = json!({"message": "3 deliveries are being sent now."})),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(not_active()))),
     ),
 )]
-pub async fn retry(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<WebhookId>,
-    IfMatch(precondition): IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    let post = Post::with_optional_body(request).await?;
+pub async fn retry(call: Change<WebhookId>) -> Result<Response, Error> {
+    let post = Post::with_optional_body(call.request).await?;
     post.fields.finish()?;
-    let cost = Charged::new(&app, &caller);
-    let retried = app
-        .service
-        .retry(
-            caller.namespace(),
-            id,
-            post.idempotent.as_ref(),
-            &precondition,
-            &cost,
-        )
-        .await?;
+    let (namespace, request) = (call.caller.namespace(), post.idempotent.as_ref());
+    let cost = Charged::new(&call.app, &call.caller);
+    let service = &call.app.service;
+    let sending = service.retry(namespace, call.id, request, &call.precondition, &cost);
+    let retried = sending.await?;
     let message = match retried.count {
         0 => "There are no pending deliveries.".to_owned(),
         count => counted(count, retried.when),
@@ -241,13 +211,9 @@ pub async fn retry(
         },
         message: Some(message),
     };
-    let response = response::json(StatusCode::ACCEPTED, &body, 128)?;
-    Ok(idempotency::answered(
-        post.idempotent.as_ref(),
-        retried.replayed,
-        Retention::Actions,
-        response,
-    ))
+    let mut response = response::json(StatusCode::ACCEPTED, &body, 128)?;
+    idempotency::mark(&mut response, request, retried.replayed, Retention::Actions);
+    Ok(response)
 }
 
 /// A sentence that says what happens to this many deliveries.

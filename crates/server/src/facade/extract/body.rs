@@ -6,7 +6,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http::{HeaderMap, Request, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::fields::Fields;
@@ -128,9 +128,14 @@ fn check_type(headers: &HeaderMap) -> Result<(), Error> {
 }
 
 fn parse(bytes: &[u8]) -> Result<Fields, Error> {
-    let parsed: Parsed = serde_json::from_slice(bytes)
-        .map_err(|error| Error::new(ErrorCode::JsonError, format!("the body is not JSON: {error}")))?;
-    let Parsed::Object(pairs) = parsed else {
+    let pairs = match bytes.trim_ascii_start().first() {
+        Some(b'{') => serde_json::from_slice::<Pairs>(bytes).map(Some),
+        Some(b'[') => serde_json::from_slice::<Vec<IgnoredAny>>(bytes).map(|_| None),
+        _ => serde_json::from_slice::<Value>(bytes).map(|_| None),
+    };
+    let pairs =
+        pairs.map_err(|error| Error::new(ErrorCode::JsonError, format!("the body is not JSON: {error}")))?;
+    let Some(Pairs(pairs)) = pairs else {
         return Err(Error::invalid(vec![Detail::new(
             "body",
             "invalid_type",
@@ -154,62 +159,30 @@ fn parse(bytes: &[u8]) -> Result<Fields, Error> {
     Ok(Fields::new(entries, problems))
 }
 
-/// Parsed JSON whose top level keeps duplicate fields, which a map would lose.
-enum Parsed {
-    Object(Vec<(String, Value)>),
-    Other,
-}
+/// The fields of an object, duplicates included, which a map would lose.
+struct Pairs(Vec<(String, Value)>);
 
-impl<'de> Deserialize<'de> for Parsed {
+impl<'de> Deserialize<'de> for Pairs {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TopLevel;
+        struct Object;
 
-        impl<'de> Visitor<'de> for TopLevel {
-            type Value = Parsed;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Pairs;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("JSON")
+                f.write_str("a JSON object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
                 }
-                Ok(Parsed::Object(entries))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Parsed, A::Error> {
-                while seq.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Parsed::Other)
-            }
-
-            fn visit_unit<E>(self) -> Result<Parsed, E> {
-                Ok(Parsed::Other)
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<Parsed, E> {
-                Ok(Parsed::Other)
-            }
-
-            fn visit_i64<E>(self, _: i64) -> Result<Parsed, E> {
-                Ok(Parsed::Other)
-            }
-
-            fn visit_u64<E>(self, _: u64) -> Result<Parsed, E> {
-                Ok(Parsed::Other)
-            }
-
-            fn visit_f64<E>(self, _: f64) -> Result<Parsed, E> {
-                Ok(Parsed::Other)
-            }
-
-            fn visit_str<E>(self, _: &str) -> Result<Parsed, E> {
-                Ok(Parsed::Other)
+                Ok(Pairs(pairs))
             }
         }
 
-        deserializer.deserialize_any(TopLevel)
+        deserializer.deserialize_map(Object)
     }
 }
 

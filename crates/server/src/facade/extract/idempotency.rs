@@ -64,12 +64,12 @@ pub fn key(headers: &HeaderMap) -> Result<Option<&str>, Error> {
 }
 
 /// Adds to the response to a request with a key how long the key is remembered, and whether the request was already carried out.
-pub fn answered(
+pub fn mark(
+    response: &mut Response,
     request: Option<&IdempotentRequest>,
     replayed: bool,
     retention: Retention,
-    mut response: Response,
-) -> Response {
+) {
     if request.is_some() {
         let headers = response.headers_mut();
         headers.insert(&IDEMPOTENCY_RETENTION, retention.header());
@@ -77,7 +77,6 @@ pub fn answered(
             headers.insert(&IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
         }
     }
-    response
 }
 
 #[cfg(test)]
@@ -88,7 +87,8 @@ mod tests {
     fn answers_to_requests_with_a_key_say_how_long_it_is_remembered() {
         let request = IdempotentRequest::new("/v1/webhooks", "a", &[], &[]);
         let headers = |request, replayed, retention| {
-            let answer = answered(request, replayed, retention, Response::default());
+            let mut answer = Response::default();
+            mark(&mut answer, request, replayed, retention);
             let value = |name| {
                 answer
                     .headers()

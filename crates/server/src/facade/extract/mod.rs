@@ -11,7 +11,10 @@ pub mod query;
 
 use std::{convert::Infallible, ops::Deref, sync::Arc};
 
-use axum::{body::Body, extract::FromRequestParts};
+use axum::{
+    body::Body,
+    extract::{FromRequest, FromRequestParts},
+};
 use http::{Request, Uri, request::Parts};
 use utoipa::{
     IntoParams,
@@ -21,7 +24,10 @@ use utoipa::{
     },
 };
 
-use self::{fields::Fields, query::Parameters};
+use self::{
+    fields::Fields,
+    query::{Paging, Parameters},
+};
 use super::{App, response::error::Error};
 use crate::service::{
     cost::Cost,
@@ -195,6 +201,14 @@ impl<S: Sync> FromRequestParts<S> for Parameters {
     }
 }
 
+impl<S: Sync> FromRequestParts<S> for Paging {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
+        Parameters::of(&parts.uri).paging()
+    }
+}
+
 /// The versions that a request applies to.
 pub struct IfMatch(pub Precondition);
 
@@ -203,6 +217,34 @@ impl<S: Sync> FromRequestParts<S> for IfMatch {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         Ok(Self(precondition::if_match(&parts.headers)))
+    }
+}
+
+/// A request that changes the object in `/v1/<collection>/{id}…`, or something of it.
+pub struct Change<I> {
+    pub app: Arc<App>,
+    pub caller: Caller,
+    /// The object; `None` if its id is malformed.
+    pub id: Option<I>,
+    /// The versions of the object that the request applies to.
+    pub precondition: Precondition,
+    /// The request, whose body has not been read.
+    pub request: Request<Body>,
+}
+
+impl<I: PublicId> FromRequest<Arc<App>> for Change<I> {
+    type Rejection = Error;
+
+    async fn from_request(request: Request<Body>, app: &Arc<App>) -> Result<Self, Error> {
+        let (mut parts, body) = request.into_parts();
+        let caller = Caller::from_request_parts(&mut parts, app).await?;
+        Ok(Self {
+            app: app.clone(),
+            caller,
+            id: id_at(&parts.uri, 3),
+            precondition: precondition::if_match(&parts.headers),
+            request: Request::from_parts(parts, body),
+        })
     }
 }
 

@@ -11,6 +11,8 @@ use utoipa::{
     },
 };
 
+pub use crate::service::index::Paging;
+
 use crate::{
     facade::response::error::{Detail, Error},
     service::{
@@ -24,23 +26,6 @@ pub const MAX_LIMIT: u64 = 100;
 const DEFAULT_LIMIT: u64 = 20;
 /// Largest integer that every JSON parser represents exactly (RFC 8259, section 6).
 const MAX_PAGE: u64 = (1 << 53) - 1;
-
-/// The page to show.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub struct Paging {
-    /// Number of the page, counted from 1. A page past the end is empty.
-    #[param(
-        required = false,
-        minimum = 1,
-        maximum = 9_007_199_254_740_991_u64,
-        default = 1
-    )]
-    pub page: u64,
-    /// Maximum number of items per page.
-    #[param(required = false, minimum = 1, maximum = 100, default = 20)]
-    pub limit: usize,
-}
 
 /// The page to show of a list with cursors, beside its [`Cursor`], and the period of its items.
 #[derive(IntoParams)]

@@ -1,11 +1,6 @@
 //! `/v1/instances/{id}/…`: start, stop, poweroff, reboot, rebuild.
 
-use std::sync::Arc;
-
-use axum::{
-    extract::{Request, State},
-    response::Response,
-};
+use axum::response::Response;
 use http::StatusCode;
 
 use super::{
@@ -14,15 +9,14 @@ use super::{
 };
 use crate::{
     facade::{
-        App,
         extract::{
-            Caller, IfMatch, Post, Target,
+            Change, Post, Target,
             idempotency::{self, Retention},
         },
         openapi::examples,
         response::error::{Error, ErrorAnswer},
     },
-    service::{error::protected, id::InstanceId, idempotency::IdempotentRequest, instances::ActionOutcome},
+    service::{error::protected, id::InstanceId, instances::ActionOutcome},
 };
 use api::{Instance, RebuildInstance, Single};
 use domain::instance::Action;
@@ -34,18 +28,12 @@ use domain::instance::Action;
     post, path = "/v1/instances/{id}/start", operation_id = "startInstance", tag = "actions",
     params(Target<InstanceId>),
     responses(
-        (status = 202, description = "The server is being powered on", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::Start))),
+        (status = 202, description = "The server is being powered on", body = Single<Instance>, headers(("ETag")), example = json!({"data": {"status": "starting"}, "message": "Instance web-1 is being started."})),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
-pub async fn start(
-    state: State<Arc<App>>,
-    caller: Caller,
-    target: Target<InstanceId>,
-    if_match: IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    act(state, &caller, target, if_match, request, Action::Start).await
+pub async fn start(call: Change<InstanceId>) -> Result<Response, Error> {
+    act(call, Action::Start).await
 }
 
 /// Shuts an instance down
@@ -55,18 +43,12 @@ pub async fn start(
     post, path = "/v1/instances/{id}/stop", operation_id = "stopInstance", tag = "actions",
     params(Target<InstanceId>),
     responses(
-        (status = 202, description = "The guest is being asked to shut down", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::Stop))),
+        (status = 202, description = "The guest is being asked to shut down", body = Single<Instance>, headers(("ETag")), example = json!({"data": {"status": "stopping"}, "message": "Instance web-1 is being shut down."})),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
-pub async fn stop(
-    state: State<Arc<App>>,
-    caller: Caller,
-    target: Target<InstanceId>,
-    if_match: IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    act(state, &caller, target, if_match, request, Action::Stop).await
+pub async fn stop(call: Change<InstanceId>) -> Result<Response, Error> {
+    act(call, Action::Stop).await
 }
 
 /// Cuts the power of an instance
@@ -76,18 +58,12 @@ pub async fn stop(
     post, path = "/v1/instances/{id}/poweroff", operation_id = "powerOffInstance", tag = "actions",
     params(Target<InstanceId>),
     responses(
-        (status = 202, description = "The power is being cut", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::PowerOff))),
+        (status = 202, description = "The power is being cut", body = Single<Instance>, headers(("ETag")), example = json!({"data": {"status": "stopping"}, "message": "The power of instance web-1 is being cut."})),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
-pub async fn poweroff(
-    state: State<Arc<App>>,
-    caller: Caller,
-    target: Target<InstanceId>,
-    if_match: IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    act(state, &caller, target, if_match, request, Action::PowerOff).await
+pub async fn poweroff(call: Change<InstanceId>) -> Result<Response, Error> {
+    act(call, Action::PowerOff).await
 }
 
 /// Reboots an instance
@@ -97,18 +73,12 @@ pub async fn poweroff(
     post, path = "/v1/instances/{id}/reboot", operation_id = "rebootInstance", tag = "actions",
     params(Target<InstanceId>),
     responses(
-        (status = 202, description = "The server is being rebooted", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::Reboot))),
+        (status = 202, description = "The server is being rebooted", body = Single<Instance>, headers(("ETag")), example = json!({"data": {"status": "rebooting"}, "message": "Instance web-1 is being rebooted."})),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
-pub async fn reboot(
-    state: State<Arc<App>>,
-    caller: Caller,
-    target: Target<InstanceId>,
-    if_match: IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    act(state, &caller, target, if_match, request, Action::Reboot).await
+pub async fn reboot(call: Change<InstanceId>) -> Result<Response, Error> {
+    act(call, Action::Reboot).await
 }
 
 /// Reinstalls an instance
@@ -118,91 +88,64 @@ pub async fn reboot(
 #[utoipa::path(
     post, path = "/v1/instances/{id}/rebuild", operation_id = "rebuildInstance", tag = "actions",
     params(Target<InstanceId>),
-    request_body(content = RebuildInstance, example = json!({"image": "debian-13"})),
+    request_body(content = RebuildInstance),
     responses(
-        (status = 202, description = "The server is being reinstalled", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::Rebuild))),
+        (status = 202, description = "The server is being reinstalled", body = Single<Instance>, headers(("ETag")), example = json!({"data": {"status": "rebuilding"}, "message": "Instance web-1 is being reinstalled from debian-13."})),
         (status = 409, description = "Conflict", body = ErrorAnswer, examples(
             ("invalid_state" = (value = json!(examples::error(examples::not_running())))),
             ("protected" = (value = json!(examples::error(protected())))),
         )),
     ),
 )]
-pub async fn rebuild(
-    state: State<Arc<App>>,
-    caller: Caller,
-    target: Target<InstanceId>,
-    if_match: IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    act(state, &caller, target, if_match, request, Action::Rebuild).await
+pub async fn rebuild(call: Change<InstanceId>) -> Result<Response, Error> {
+    act(call, Action::Rebuild).await
 }
 
-async fn act(
-    State(app): State<Arc<App>>,
-    caller: &Caller,
-    Target(id): Target<InstanceId>,
-    IfMatch(precondition): IfMatch,
-    request: Request,
-    action: Action,
-) -> Result<Response, Error> {
-    let namespace = caller.namespace();
+async fn act(call: Change<InstanceId>, action: Action) -> Result<Response, Error> {
+    let (service, id) = (&call.app.service, call.id);
+    let namespace = call.caller.namespace();
     let mut what = String::new();
     let (wanted, idempotent) = if action == Action::Rebuild {
-        let mut post = Post::with_body(request).await?;
+        let mut post = Post::with_body(call.request).await?;
         what = installation::in_words(&post.fields);
-        let backup = NamedBackup::find(&app, namespace, &post.fields).await;
+        let backup = NamedBackup::find(&call.app, namespace, &post.fields).await;
         backup.check(&mut post.fields);
         // If there is no such instance, the action says so.
-        let shown = app.service.instance(namespace, id).await.ok();
-        let catalogue = app.service.catalogue();
+        let shown = service.instance(namespace, id).await.ok();
+        let catalogue = service.catalogue();
         let region = shown.as_ref().map(|shown| shown.instance.spec.region.as_str());
         let wanted = body::rebuild(post.fields, region.and_then(|region| catalogue.offer(region)))
             .and_then(|body| backup.or(body.image).map(Some));
         (wanted, post.idempotent)
     } else {
-        let post = Post::with_optional_body(request).await?;
+        let post = Post::with_optional_body(call.request).await?;
         (post.fields.finish().map(|()| None), post.idempotent)
     };
     let request = idempotent.as_ref();
     let done = match wanted {
         Ok(installation) => {
-            let (installation, requester) = (installation.as_ref(), caller.credential.requester());
+            let (installation, requester) = (installation.as_ref(), call.caller.credential.requester());
             let done =
-                app.service
-                    .act_on_instance(requester, id, action, installation, request, &precondition);
+                service.act_on_instance(requester, id, action, installation, request, &call.precondition);
             done.await?
         }
         // What the request names may have been there when it was sent first.
         Err(refusal) => {
-            let changed = app.service.instance_changed_by(namespace, id, request).await?;
+            let changed = service.instance_changed_by(namespace, id, request).await?;
             ActionOutcome {
                 item: changed.ok_or(refusal)?,
                 replayed: true,
             }
         }
     };
-    is_done(&done, action, &what, request)
-}
-
-/// The answer to an action. `what` has been installed by a rebuild.
-fn is_done(
-    done: &ActionOutcome,
-    action: Action,
-    what: &str,
-    request: Option<&IdempotentRequest>,
-) -> Result<Response, Error> {
-    let message = message(action, done.item.instance.display_name(), what);
-    let response = detail_of(StatusCode::ACCEPTED, &done.item, Some(message))?;
-    Ok(idempotency::answered(
-        request,
-        done.replayed,
-        Retention::Actions,
-        response,
-    ))
+    let message = message(action, done.item.instance.display_name(), &what);
+    let mut response = detail_of(StatusCode::ACCEPTED, &done.item, Some(message))?;
+    idempotency::mark(&mut response, request, done.replayed, Retention::Actions);
+    Ok(response)
 }
 
 /// Says what an action has begun. `what` is being installed by a rebuild.
-pub(in crate::facade) fn message(action: Action, name: &str, what: &str) -> String {
+fn message(action: Action, name: &str, what: &str) -> String {
     match action {
         Action::Start => format!("Instance {name} is being started."),
         Action::Stop => format!("Instance {name} is being shut down."),

@@ -1,17 +1,13 @@
 //! `/v1/instances/{id}/console`: access to the consoles of a server.
 
-use std::{str::FromStr as _, sync::Arc};
+use std::str::FromStr as _;
 
-use axum::{
-    extract::{Request, State},
-    response::Response,
-};
+use axum::response::Response;
 use http::StatusCode;
 
 use crate::{
     facade::{
-        App,
-        extract::{Caller, IfMatch, Post, Target, fields::Fields},
+        extract::{Change, Post, Target, fields::Fields},
         openapi::examples,
         response::{
             self,
@@ -45,23 +41,16 @@ fn read(mut fields: Fields) -> Result<OpenConsole, Error> {
 #[utoipa::path(
     post, path = "/v1/instances/{id}/console", operation_id = "openInstanceConsole", tag = "actions",
     params(Target<InstanceId>),
-    request_body(content = OpenConsole, example = json!({"type": "serial"})),
+    request_body(content = OpenConsole),
     responses(
-        (status = 201, description = "The console can be opened", body = Single<Console>, example = json!(examples::single(examples::console()))),
+        (status = 201, description = "The console can be opened", body = Single<Console>),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::no_console()))),
     ),
 )]
-pub async fn open(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<InstanceId>,
-    IfMatch(precondition): IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    let wanted = read(Post::with_body(request).await?.fields)?;
-    let data = app
-        .service
-        .open_console(&caller.credential, id, wanted.r#type, &precondition)
-        .await?;
+pub async fn open(call: Change<InstanceId>) -> Result<Response, Error> {
+    let wanted = read(Post::with_body(call.request).await?.fields)?;
+    let (service, credential) = (&call.app.service, &call.caller.credential);
+    let opening = service.open_console(credential, call.id, wanted.r#type, &call.precondition);
+    let data = opening.await?;
     response::json(StatusCode::CREATED, &Single { data, message: None }, 768)
 }

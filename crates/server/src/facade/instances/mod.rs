@@ -23,7 +23,7 @@ use self::{installation::NamedBackup, network::NamedNetwork};
 use super::{
     App,
     extract::{
-        Caller, IfMatch, Post, Target,
+        Caller, Change, Post, Target,
         body::required,
         idempotency::{self, Retention},
         query::{Paging, Parameters},
@@ -41,7 +41,7 @@ use crate::service::{
     instances::{Filter, IndexedInstance},
     store::Created,
 };
-use api::{ChangeInstance, CreateInstance, Instance, InstanceSummary, List, NewInstance, Pagination, Single};
+use api::{ChangeInstance, CreateInstance, Instance, InstanceSummary, List, NewInstance, Single};
 use resources::{InstanceState, Plan};
 
 /// Lists instances
@@ -62,14 +62,14 @@ use resources::{InstanceState, Plan};
         ("private_network" = Option<String>, Query, description = "Only instances in the private network with this id.", example = "pn-4t8kq2m6x1r9z3wb"),
         ("search" = Option<String>, Query, description = "Only instances whose name, id or address contains this text. Capital and small letters count alike.", example = "web"),
     ),
-    responses((status = 200, description = "A page of instances", body = List<InstanceSummary>, example = json!(examples::page(examples::instance_summary())))),
+    responses((status = 200, description = "A page of instances", body = List<InstanceSummary>)),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
+    paging: Paging,
     parameters: Parameters,
 ) -> Result<Response, Error> {
-    let paging = parameters.paging()?;
     let tags: Vec<_> = parameters.all("tag").collect();
     let network = match parameters.get("private_network") {
         Some(text) => Some(
@@ -87,12 +87,8 @@ pub async fn list(
         private_network: network.as_deref(),
         search: parameters.get("search"),
     };
-    let (page, total) = app
-        .service
-        .list_instances(caller.namespace(), filter, paging.page, paging.limit);
-    let data: Vec<_> = page.iter().map(|item| view::summary(item)).collect();
-    let pagination = Pagination::new(paging.page, paging.limit, total);
-    response::json(StatusCode::OK, &List { data, pagination }, 8192)
+    let instances = app.service.list_instances(caller.namespace(), filter, paging);
+    response::list(paging, instances, |item| view::summary(item))
 }
 
 /// Creates an instance
@@ -110,7 +106,7 @@ pub async fn list(
         "user_data": "#cloud-config\npackages: [nginx]\n"
     })),
     responses(
-        (status = 201, description = "The instance is being created", body = Single<NewInstance>, headers(("ETag")), example = json!(examples::new_instance())),
+        (status = 201, description = "The instance is being created", body = Single<NewInstance>, headers(("ETag")), example = json!({"data": {"status": "provisioning"}, "message": "Instance web-1 is being created; this takes about 2 to 3 minutes."})),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("instances")))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
@@ -175,12 +171,8 @@ fn is_created(
         Some(message),
     )?;
     response::locate(&mut response, "/v1/instances", item.id);
-    Ok(idempotency::answered(
-        request,
-        created.replayed,
-        Retention::Resource,
-        response,
-    ))
+    idempotency::mark(&mut response, request, created.replayed, Retention::Resource);
+    Ok(response)
 }
 
 /// Shows an instance
@@ -190,7 +182,7 @@ fn is_created(
     operation_id = "getInstance",
     tag = "instances",
     params(Target<InstanceId>, ("include" = Option<String>, Query, description = "`metrics` adds the current usage.", pattern = "^metrics$", example = "metrics")),
-    responses((status = 200, description = "The instance", body = Single<Instance>, headers(("ETag")), example = json!(examples::instance()))),
+    responses((status = 200, description = "The instance", body = Single<Instance>, headers(("ETag")))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -226,23 +218,16 @@ fn detail_of(status: StatusCode, item: &IndexedInstance, message: Option<String>
     params(Target<InstanceId>),
     request_body(content = ChangeInstance, example = json!({"plan": "business", "reboot": false})),
     responses(
-        (status = 200, description = "The changed instance", body = Single<Instance>, headers(("ETag")), example = json!(examples::instance())),
+        (status = 200, description = "The changed instance", body = Single<Instance>, headers(("ETag"))),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(examples::no_room()))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
-pub async fn change(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<InstanceId>,
-    IfMatch(precondition): IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    let change = body::change(required(request).await?)?;
-    let item = app
-        .service
-        .change_instance(caller.credential.requester(), id, &change, &precondition)
-        .await?;
+pub async fn change(call: Change<InstanceId>) -> Result<Response, Error> {
+    let change = body::change(required(call.request).await?)?;
+    let (service, requester) = (&call.app.service, call.caller.credential.requester());
+    let changing = service.change_instance(requester, call.id, &change, &call.precondition);
+    let item = changing.await?;
     let message = change.plan.map(|plan| plan_message(&item, plan));
     detail_of(StatusCode::OK, &item, message)
 }
@@ -277,14 +262,9 @@ fn plan_message(item: &IndexedInstance, plan: Plan) -> String {
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(protected()))),
     ),
 )]
-pub async fn delete(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<InstanceId>,
-    IfMatch(precondition): IfMatch,
-) -> Result<StatusCode, Error> {
-    app.service
-        .delete_instance(caller.namespace(), id, &precondition)
-        .await?;
+pub async fn delete(call: Change<InstanceId>) -> Result<StatusCode, Error> {
+    let (service, namespace) = (&call.app.service, call.caller.namespace());
+    let deleting = service.delete_instance(namespace, call.id, &call.precondition);
+    deleting.await?;
     Ok(StatusCode::NO_CONTENT)
 }

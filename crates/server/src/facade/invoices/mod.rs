@@ -78,7 +78,7 @@ fn check_e_invoice(invoice: &resources::Invoice) -> Result<(), Error> {
     operation_id = "listInvoices",
     tag = "invoices",
     params(Paging, ("year" = Option<u16>, Query, description = "Four digits.", minimum = 1000, maximum = 9999, example = 2026)),
-    responses((status = 200, description = "A page of invoices", body = List<Invoice>, example = json!(examples::page(examples::invoice(true))))),
+    responses((status = 200, description = "A page of invoices", body = List<Invoice>, example = json!({"data": [examples::invoice(true)]}))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -86,19 +86,12 @@ pub async fn list(
     parameters: Parameters,
 ) -> Result<Response, Error> {
     let (paging, year) = both(parameters.paging(), parameters.year())?;
-    let (page, total) = app
+    let cost = Charged::new(&app, &caller);
+    let invoices = app
         .service
-        .list_invoices(
-            caller.tenant(),
-            year,
-            paging.page,
-            paging.limit,
-            &Charged::new(&app, &caller),
-        )
+        .list_invoices(caller.tenant(), year, paging, &cost)
         .await?;
-    let data: Vec<_> = page.iter().map(model::issued).collect();
-    let pagination = Pagination::new(paging.page, paging.limit, total);
-    response::json(StatusCode::OK, &List { data, pagination }, 512)
+    response::list(paging, invoices, model::issued)
 }
 
 /// Shows the open invoice
@@ -161,7 +154,7 @@ pub async fn detail(
 async fn answer(opened: OpenedInvoice, parameters: &Parameters, cost: Charged) -> Result<Response, Error> {
     let Some(form) = format(parameters)? else {
         let paging = parameters.paging()?;
-        let lines = opened.lines(paging.page, paging.limit, &cost).await?;
+        let lines = opened.lines(paging, &cost).await?;
         let pagination = Pagination::new(paging.page, paging.limit, lines.count);
         let data = model::with_lines(&opened.invoice, &lines.lines, lines.total, lines.count);
         return response::json(StatusCode::OK, &InvoiceAnswer { data, pagination }, 4096);

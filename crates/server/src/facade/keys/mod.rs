@@ -24,7 +24,7 @@ use super::{
         fields::Fields,
         id_parameter,
         idempotency::{self, Retention},
-        query::{Paging, Parameters},
+        query::Paging,
     },
     openapi::examples,
     response::{
@@ -33,7 +33,7 @@ use super::{
     },
 };
 use crate::service::error::quota_used_up;
-use api::{CreateKey, Key, List, NewKey, Pagination, Single};
+use api::{CreateKey, Key, List, NewKey, Single};
 use resources::{
     KeyScope, ids, times,
     validation::{self, MAX_NAME},
@@ -88,20 +88,11 @@ impl IntoParams for KeyName {
 #[utoipa::path(
     get, path = "/v1/keys", operation_id = "listKeys", tag = "account",
     params(Paging),
-    responses((status = 200, description = "A page of API keys", body = List<Key>, example = json!(examples::page(examples::key())))),
+    responses((status = 200, description = "A page of API keys", body = List<Key>)),
 )]
-pub async fn list(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    parameters: Parameters,
-) -> Result<Response, Error> {
-    let paging = parameters.paging()?;
-    let (page, total) = app
-        .service
-        .list_keys(caller.namespace(), paging.page, paging.limit);
-    let data: Vec<_> = page.iter().map(|key| view::key(key)).collect();
-    let pagination = Pagination::new(paging.page, paging.limit, total);
-    response::json(StatusCode::OK, &List { data, pagination }, 512)
+pub async fn list(State(app): State<Arc<App>>, caller: Caller, paging: Paging) -> Result<Response, Error> {
+    let keys = app.service.list_keys(caller.namespace(), paging);
+    response::list(paging, keys, |key| view::key(key))
 }
 
 /// Creates an API key
@@ -112,7 +103,7 @@ pub async fn list(
     post, path = "/v1/keys", operation_id = "createKey", tag = "account",
     request_body(content = CreateKey, example = json!({"name": "dashboard", "scope": "read", "expires_at": "2027-02-21T00:00:00Z"})),
     responses(
-        (status = 201, description = "The API key", body = Single<NewKey>, headers(("ETag")), example = json!(examples::new_key())),
+        (status = 201, description = "The API key", body = Single<NewKey>, headers(("ETag")), example = json!({"message": "Store the key now; it will not be shown again."})),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("API keys")))),
     ),
 )]
@@ -122,12 +113,10 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, Error> {
     let post = Post::with_optional_body(request).await?;
-    let now = post.idempotent.is_none().then(|| app.service.now());
+    let request = post.idempotent.as_ref();
+    let now = request.is_none().then(|| app.service.now());
     let body = read(post.fields, now)?;
-    let created = app
-        .service
-        .create_key(caller.tenant(), &body, post.idempotent.as_ref())
-        .await?;
+    let created = app.service.create_key(caller.tenant(), &body, request).await?;
     let message = match created.key {
         Some(_) => "Store the key now; it will not be shown again.",
         None => "The key was shown when it was created. If it is lost, revoke this one and create another.",
@@ -144,12 +133,9 @@ pub async fn create(
         "/v1/keys",
         created.object.metadata.name.as_deref().unwrap_or_default(),
     );
-    Ok(idempotency::answered(
-        post.idempotent.as_ref(),
-        created.key.is_none(),
-        Retention::Resource,
-        response,
-    ))
+    let replayed = created.key.is_none();
+    idempotency::mark(&mut response, request, replayed, Retention::Resource);
+    Ok(response)
 }
 
 /// Shows an API key
@@ -158,7 +144,7 @@ pub async fn create(
 #[utoipa::path(
     get, path = "/v1/keys/{id}", operation_id = "getKey", tag = "account",
     params(KeyName),
-    responses((status = 200, description = "The API key", body = Single<Key>, headers(("ETag")), example = json!(examples::single(examples::key())))),
+    responses((status = 200, description = "The API key", body = Single<Key>, headers(("ETag")))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,

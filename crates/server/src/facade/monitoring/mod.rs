@@ -22,7 +22,7 @@ use super::{
     },
 };
 use crate::service::{alerts::AlertFilter, error::not_monitored, id::InstanceId};
-use api::{Alert, InstanceSeries, List, Pagination, Single};
+use api::{Alert, InstanceSeries, List, Single};
 use domain::provider::Window;
 
 /// Lists alerts
@@ -39,24 +39,20 @@ use domain::provider::Window;
         ("instance_id" = Option<String>, Query, description = "Only alerts of this instance.", example = "i-4q7hz0c9k2m8x1ta"),
         ("status" = Option<String>, Query, description = "Only alerts with this status: `firing` or `ended`.", example = "firing"),
     ),
-    responses((status = 200, description = "A page of alerts", body = List<Alert>, example = json!(examples::page(examples::alert())))),
+    responses((status = 200, description = "A page of alerts", body = List<Alert>, example = json!({"data": [{"ended_at": null}]}))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
+    paging: Paging,
     parameters: Parameters,
 ) -> Result<Response, Error> {
-    let paging = parameters.paging()?;
     let filter = AlertFilter {
         instance_id: parameters.get("instance_id"),
         status: parameters.get("status"),
     };
-    let (page, total) = app
-        .service
-        .list_alerts(caller.namespace(), filter, paging.page, paging.limit);
-    let data: Vec<_> = page.iter().filter_map(view::alert).collect();
-    let pagination = Pagination::new(paging.page, paging.limit, total);
-    response::json(StatusCode::OK, &List { data, pagination }, 512)
+    let alerts = app.service.list_alerts(caller.namespace(), filter, paging);
+    response::list(paging, alerts, view::alert)
 }
 
 /// Shows the usage of an instance over time
@@ -70,7 +66,7 @@ pub async fn list(
     tag = "monitoring",
     params(Target<InstanceId>, ("window" = Option<String>, Query, description = "`1h`, the default, or `24h`.", pattern = "^(1h|24h)$", example = "1h")),
     responses(
-        (status = 200, description = "The usage", body = Single<InstanceSeries>, example = json!(examples::single(examples::series()))),
+        (status = 200, description = "The usage", body = Single<InstanceSeries>),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(not_monitored()))),
         (status = 422, description = "Unprocessable Entity", body = ErrorAnswer, example = json!(examples::error(wrong_window()))),
     ),

@@ -5,20 +5,19 @@ use api::{Alert, InstanceMetrics, InstanceSeries, InstanceSeriesPoints, Seconds}
 use domain::provider::{Series, Window};
 
 /// An alert as lists show it.
-pub fn alert(shown: &ShownAlert) -> Option<Alert> {
-    let alert = shown.alert()?;
-    Some(Alert {
+pub fn alert(ShownAlert { item, alert }: &ShownAlert) -> Alert {
+    Alert {
         id: alert.id.clone(),
         rule: alert.rule.clone(),
         status: alert.phase.into(),
-        instance_id: shown.item.id.to_string(),
+        instance_id: item.id.to_string(),
         metric: alert.metric,
         threshold: alert.threshold,
         value: alert.value,
         since: Seconds(alert.since),
         fired_at: Seconds(alert.fired_at),
         ended_at: alert.ended_at.map(Seconds),
-    })
+    }
 }
 
 /// A series as answers show it.

@@ -1,7 +1,7 @@
 //! The routes, and the OpenAPI 3.1 document that is generated from them, so that the two cannot diverge.
 //!
-//! Each handler describes its path, parameters, body, success, and the errors that others do not have, with the bodies in `examples`.
-//! `operations` adds what follows from an operation's method, key and ids, and refers to the parameters and headers in `components`.
+//! Each handler describes its path, parameters, body, success, and the errors that others do not have, with the errors in `examples`.
+//! `operations` adds what follows from an operation's method, key, ids and schemas, and refers to the parameters and headers in `components`.
 //! `schemas` tidies the schemas, and `receivers` describes what is sent to webhooks.
 
 mod components;

@@ -1,5 +1,5 @@
 //! Adds to every operation what follows from its method, from whether it needs a key, and from the ids in its path: errors, headers,
-//! parameters.
+//! parameters. Adds to its bodies the examples that follow from their schemas.
 
 use serde_json::{Map, Value, json};
 
@@ -17,6 +17,12 @@ pub(super) fn complete(document: &mut Value) {
         if let Some(body) = operation.get_mut("requestBody") {
             let name = name_of(&body["content"]["application/json"]["schema"]);
             body["required"] = json!(name.is_some_and(|name| needs_fields(&schemas[name])));
+            add_example(body, &schemas);
+        }
+        for (status, response) in object(&mut operation["responses"]) {
+            if status.starts_with('2') {
+                add_example(response, &schemas);
+            }
         }
         let needs_key = operation.get("security").is_none();
         add_errors(operation, method, needs_key);
@@ -40,6 +46,53 @@ pub(super) fn parameters<'a>(
 /// The name of a schema that is referred to.
 fn name_of(reference: &Value) -> Option<&str> {
     reference["$ref"].as_str()?.rsplit('/').next()
+}
+
+/// Gives a body an example that has what the operation says of it.
+fn add_example(body: &mut Value, schemas: &Value) {
+    if let Some(json) = body.pointer_mut("/content/application~1json")
+        && name_of(&json["schema"]).is_some()
+    {
+        json["example"] = sample(&json["schema"], json.get("example"), schemas);
+    }
+}
+
+/// An example of what a schema describes: what is given of it, and for the rest the examples in the schemas. An optional field is left
+/// out unless something of it is given, if only `{}`.
+fn sample(schema: &Value, given: Option<&Value>, schemas: &Value) -> Value {
+    if let Some(name) = name_of(schema) {
+        return sample(&schemas[name], given, schemas);
+    }
+    let own = schema.get("example").or_else(|| schema["examples"].get(0));
+    if let (None, Some(own)) = (given, own) {
+        return own.clone();
+    }
+    if given.is_none_or(Value::is_object)
+        && let Some(properties) = schema["properties"].as_object()
+    {
+        let of = |name: &str| given.and_then(|given| given.get(name));
+        let required = schema["required"].as_array();
+        let is_required = |name: &str| required.is_some_and(|all| all.iter().any(|one| one == name));
+        let shown = properties
+            .iter()
+            .filter(|(name, _)| is_required(name) || of(name).is_some());
+        let fields = shown.map(|(name, field)| (name.clone(), sample(field, of(name), schemas)));
+        return Value::Object(fields.collect());
+    }
+    match (given, schema.get("items")) {
+        (None, Some(items)) => json!([sample(items, None, schemas)]),
+        (Some(Value::Array(all)), Some(items)) => {
+            all.iter().map(|one| sample(items, Some(one), schemas)).collect()
+        }
+        (Some(given), _) => given.clone(),
+        (None, None) => {
+            let values = schema.get("enum").or_else(|| schema.get("x-extensible-enum"));
+            let first = values.and_then(|values| values.get(0)).cloned();
+            // What has no example is `false` or `null` in most answers.
+            let unset = (schema["type"] == "boolean").then_some(false);
+            first.unwrap_or_else(|| json!(unset))
+        }
+    }
 }
 
 /// What the path of an operation names, such as `instance`.

@@ -41,6 +41,7 @@ pub(super) fn schemas() -> Value {
         json!({
             "oneOf": each, "discriminator": { "propertyName": "type", "mapping": mapping },
             "description": "An event of any type, as a receiver gets it. More types may be added.",
+            "example": catalogue::example(EventType::InstanceCreated),
         }),
     );
     Value::Object(schemas)

@@ -7,7 +7,7 @@ mod entity_tag;
 pub mod error;
 pub mod unreadable;
 
-use std::{fmt::Display, ops::Deref};
+use std::fmt::Display;
 
 use axum::{body::Body, response::Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -16,8 +16,8 @@ use serde::Serialize;
 pub use self::entity_tag::{etag, tag};
 
 use self::error::Error;
-use crate::service::index::Object;
-use api::Single;
+use crate::service::index::{Object, Paging};
+use api::{List, Pagination, Single};
 
 /// The Content-Type of every body.
 pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -45,24 +45,17 @@ pub fn rendered(status: StatusCode, bytes: impl Into<Body>) -> Response {
     response
 }
 
-/// A page of items that are already serialized.
-pub fn page(
-    items: &[impl Deref<Target: AsRef<[u8]>>],
-    pagination: &impl Serialize,
+/// A page of a list, of which there are `total` items, each as `view` shows it.
+pub fn list<T, I: Serialize>(
+    paging: Paging,
+    (page, total): (Vec<T>, usize),
+    view: impl Fn(&T) -> I,
 ) -> Result<Response, Error> {
-    let items = items.iter().map(|item| (**item).as_ref());
-    let mut bytes = Vec::with_capacity(128 + items.clone().map(|item| item.len() + 1).sum::<usize>());
-    bytes.extend_from_slice(b"{\"data\":[");
-    for (index, item) in items.enumerate() {
-        if index > 0 {
-            bytes.push(b',');
-        }
-        bytes.extend_from_slice(item);
-    }
-    bytes.extend_from_slice(b"],\"pagination\":");
-    serde_json::to_writer(&mut bytes, pagination).map_err(|_| Error::fault())?;
-    bytes.push(b'}');
-    Ok(rendered(StatusCode::OK, bytes))
+    let list = List {
+        data: page.iter().map(view).collect(),
+        pagination: Pagination::new(paging.page, paging.limit, total),
+    };
+    json(StatusCode::OK, &list, 512 * (1 + page.len()))
 }
 
 /// An answer that shows one object, with its `ETag`.
@@ -100,9 +93,6 @@ pub fn snake_case(reason: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::BodyExt as _;
-    use serde_json::{Value, json};
-
     use super::*;
 
     #[test]
@@ -113,23 +103,6 @@ mod tests {
             ("InvalidURL", "invalid_url"),
         ] {
             assert_eq!(snake_case(reason), shown);
-        }
-    }
-
-    #[tokio::test]
-    async fn a_page_of_any_length_is_json() {
-        for items in [vec![], vec!["1"], vec!["1", "2", "3"]] {
-            let rendered: Vec<&[u8]> = items.iter().map(|item| item.as_bytes()).collect();
-            let pagination = json!({ "total": 3 });
-            let answer = page(&rendered, &pagination).unwrap();
-            assert_eq!(answer.headers()["content-type"], "application/json");
-            let bytes = answer.into_body().collect().await.unwrap().to_bytes();
-            let body: Value = serde_json::from_slice(&bytes).unwrap();
-            let numbers: Vec<u32> = items.iter().map(|item| item.parse().unwrap()).collect();
-            assert_eq!(
-                (&body["data"], &body["pagination"]["total"]),
-                (&json!(numbers), &json!(3))
-            );
         }
     }
 }

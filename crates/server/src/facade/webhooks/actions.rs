@@ -1,20 +1,14 @@
 //! `/v1/webhooks/{id}/…`: test, rotate-secret, recover.
 
-use std::sync::Arc;
-
-use axum::{
-    extract::{Request, State},
-    response::Response,
-};
+use axum::response::Response;
 use http::StatusCode;
 
 use super::{body, view};
 use crate::{
     facade::{
-        App,
         deliveries::{counted, view::with_request},
         extract::{
-            Caller, Charged, IfMatch, Post, Target,
+            Change, Charged, Post, Target,
             idempotency::{self, Retention},
         },
         openapi::examples,
@@ -41,43 +35,26 @@ use api::{Delivery, RecoverWebhook, Recovery, RotateSecret, Single, TestWebhook,
     params(Target<WebhookId>),
     request_body(content = TestWebhook, example = json!({"type": "instance.created"})),
     responses(
-        (status = 202, description = "The test event is being sent", body = Single<Delivery>, headers(("ETag")), example = json!(examples::test_event())),
+        (status = 202, description = "The test event is being sent", body = Single<Delivery>, headers(("ETag")), example = json!({"data": {"attempts": [], "request": {"headers": {"webhook-timestamp": null}}}, "message": "A test event of type instance.created is being sent to https://hooks.example.com/stellage."})),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("deliveries")))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(not_active()))),
     ),
 )]
-pub async fn test(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<WebhookId>,
-    IfMatch(precondition): IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    let post = Post::with_optional_body(request).await?;
-    let wanted = body::test(post.fields)?;
-    let sent = app
-        .service
-        .test_webhook(
-            caller.tenant(),
-            id,
-            wanted.r#type,
-            post.idempotent.as_ref(),
-            &precondition,
-        )
-        .await?;
+pub async fn test(call: Change<WebhookId>) -> Result<Response, Error> {
+    let post = Post::with_optional_body(call.request).await?;
+    let wanted = body::test(post.fields)?.r#type;
+    let (service, request) = (&call.app.service, post.idempotent.as_ref());
+    let sending = service.test_webhook(call.caller.tenant(), call.id, wanted, request, &call.precondition);
+    let sent = sending.await?;
     let delivery = &sent.delivery;
     let message = format!(
         "A test event of type {} is being sent to {}.",
         delivery.spec.event_type, sent.item.webhook.spec.url
     );
     let view = with_request(delivery, &sent.item.webhook);
-    let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
-    Ok(idempotency::answered(
-        post.idempotent.as_ref(),
-        sent.replayed,
-        Retention::Resource,
-        response,
-    ))
+    let mut response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
+    idempotency::mark(&mut response, request, sent.replayed, Retention::Resource);
+    Ok(response)
 }
 
 /// Rotates the signing secret of a webhook
@@ -91,27 +68,21 @@ pub async fn test(
     post, path = "/v1/webhooks/{id}/rotate-secret", operation_id = "rotateWebhookSecret", tag = "webhooks",
     params(Target<WebhookId>),
     request_body(content = RotateSecret, example = json!({"overlap_seconds": 86_400})),
-    responses((status = 200, description = "The webhook, with its new secret", body = Single<WebhookWithSecret>, headers(("ETag")), example = json!(examples::rotated_webhook()))),
+    responses((status = 200, description = "The webhook, with its new secret", body = Single<WebhookWithSecret>, headers(("ETag")), example = json!({"data": {"previous_secret_expires_at": "2026-11-22T10:00:00Z"}, "message": "X-Service-Signature is made with the new secret from now on. Until the overlap ends, webhook-signature lists the signatures of both."}))),
 )]
-pub async fn rotate_secret(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<WebhookId>,
-    IfMatch(precondition): IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    let post = Post::with_optional_body(request).await?;
+pub async fn rotate_secret(call: Change<WebhookId>) -> Result<Response, Error> {
+    let post = Post::with_optional_body(call.request).await?;
     let rotation = body::rotate(post.fields)?;
-    let until = body::expiry(&rotation, app.service.now());
-    let (item, rotated) = app
-        .service
+    let (service, request) = (&call.app.service, post.idempotent.as_ref());
+    let until = body::expiry(&rotation, service.now());
+    let (item, rotated) = service
         .rotate_webhook_secret(
-            caller.namespace(),
-            id,
+            call.caller.namespace(),
+            call.id,
             rotation.secret,
             until,
-            post.idempotent.as_ref(),
-            &precondition,
+            request,
+            &call.precondition,
         )
         .await?;
     let message = match rotated.previous_until {
@@ -125,13 +96,9 @@ pub async fn rotate_secret(
         view::remark_on_secret(Some(&rotated.secret)),
     ];
     let data = view::with_secret(&item, Some(rotated.secret), rotated.previous_until);
-    let response = response::single(StatusCode::OK, &*item.webhook, data, view::message(sentences))?;
-    Ok(idempotency::answered(
-        post.idempotent.as_ref(),
-        rotated.replayed,
-        Retention::Actions,
-        response,
-    ))
+    let mut response = response::single(StatusCode::OK, &*item.webhook, data, view::message(sentences))?;
+    idempotency::mark(&mut response, request, rotated.replayed, Retention::Actions);
+    Ok(response)
 }
 
 /// Recovers exhausted deliveries
@@ -144,36 +111,19 @@ pub async fn rotate_secret(
     post, path = "/v1/webhooks/{id}/recover", operation_id = "recoverWebhook", tag = "webhooks",
     params(Target<WebhookId>),
     request_body(content = RecoverWebhook, example = json!({"since": "2026-11-21T00:00:00Z"})),
-    responses((status = 202, description = "The deliveries are being sent again", body = Single<Recovery>, example = json!(examples::begun(Recovery { recovered: 3 }, "3 deliveries are being sent again.")))),
+    responses((status = 202, description = "The deliveries are being sent again", body = Single<Recovery>, example = json!({"message": "3 deliveries are being sent again."}))),
 )]
-pub async fn recover(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<WebhookId>,
-    IfMatch(precondition): IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    let post = Post::with_optional_body(request).await?;
-    let wanted = body::recover(post.fields)?;
-    let cost = Charged::new(&app, &caller);
-    let recovered = app
-        .service
-        .recover(
-            caller.namespace(),
-            id,
-            wanted.since,
-            post.idempotent.as_ref(),
-            &precondition,
-            &cost,
-        )
-        .await?;
-    let response = answer(recovered)?;
-    Ok(idempotency::answered(
-        post.idempotent.as_ref(),
-        recovered.replayed,
-        Retention::Actions,
-        response,
-    ))
+pub async fn recover(call: Change<WebhookId>) -> Result<Response, Error> {
+    let post = Post::with_optional_body(call.request).await?;
+    let since = body::recover(post.fields)?.since;
+    let (namespace, request) = (call.caller.namespace(), post.idempotent.as_ref());
+    let cost = Charged::new(&call.app, &call.caller);
+    let service = &call.app.service;
+    let recovering = service.recover(namespace, call.id, since, request, &call.precondition, &cost);
+    let recovered = recovering.await?;
+    let mut response = answer(recovered)?;
+    idempotency::mark(&mut response, request, recovered.replayed, Retention::Actions);
+    Ok(response)
 }
 
 fn answer(recovered: Counted) -> Result<Response, Error> {

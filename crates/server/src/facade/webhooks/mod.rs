@@ -19,10 +19,10 @@ use http::StatusCode;
 use super::{
     App,
     extract::{
-        Caller, IfMatch, Post, Target,
+        Caller, Change, Post, Target,
         body::required,
         idempotency::{self, Retention},
-        query::{Paging, Parameters},
+        query::Paging,
     },
     openapi::examples,
     response::{
@@ -31,7 +31,7 @@ use super::{
     },
 };
 use crate::service::{error::quota_used_up, id::WebhookId, webhooks::IndexedWebhook};
-use api::{ChangeWebhook, CreateWebhook, List, Pagination, Seconds, Single, Webhook, WebhookWithSecret};
+use api::{ChangeWebhook, CreateWebhook, List, Seconds, Single, Webhook, WebhookWithSecret};
 
 /// Lists webhooks
 ///
@@ -42,20 +42,11 @@ use api::{ChangeWebhook, CreateWebhook, List, Pagination, Seconds, Single, Webho
     operation_id = "listWebhooks",
     tag = "webhooks",
     params(Paging),
-    responses((status = 200, description = "A page of webhooks", body = List<Webhook>, example = json!(examples::page(examples::webhook())))),
+    responses((status = 200, description = "A page of webhooks", body = List<Webhook>)),
 )]
-pub async fn list(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    parameters: Parameters,
-) -> Result<Response, Error> {
-    let paging = parameters.paging()?;
-    let (page, total) = app
-        .service
-        .list_webhooks(caller.namespace(), paging.page, paging.limit);
-    let data: Vec<_> = page.iter().map(|item| view::webhook(item)).collect();
-    let pagination = Pagination::new(paging.page, paging.limit, total);
-    response::json(StatusCode::OK, &List { data, pagination }, 512)
+pub async fn list(State(app): State<Arc<App>>, caller: Caller, paging: Paging) -> Result<Response, Error> {
+    let webhooks = app.service.list_webhooks(caller.namespace(), paging);
+    response::list(paging, webhooks, |item| view::webhook(item))
 }
 
 /// Creates a webhook
@@ -72,7 +63,7 @@ pub async fn list(
         "url": "https://hooks.example.com/stellage", "events": ["instance.created", "instance.deleted"]
     })),
     responses(
-        (status = 201, description = "The webhook, with its secret", body = Single<WebhookWithSecret>, headers(("ETag")), example = json!(examples::new_webhook())),
+        (status = 201, description = "The webhook, with its secret", body = Single<WebhookWithSecret>, headers(("ETag"))),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("webhooks")))),
     ),
 )]
@@ -102,12 +93,8 @@ pub async fn create(
     let data = view::with_secret(item, created.secret.clone(), None);
     let mut response = response::single(StatusCode::CREATED, &*item.webhook, data, view::message(remarks))?;
     response::locate(&mut response, "/v1/webhooks", item.id);
-    Ok(idempotency::answered(
-        request,
-        created.replayed,
-        Retention::Resource,
-        response,
-    ))
+    idempotency::mark(&mut response, request, created.replayed, Retention::Resource);
+    Ok(response)
 }
 
 /// Shows a webhook
@@ -119,7 +106,7 @@ pub async fn create(
     operation_id = "getWebhook",
     tag = "webhooks",
     params(Target<WebhookId>),
-    responses((status = 200, description = "The webhook", body = Single<Webhook>, headers(("ETag")), example = json!(examples::single(examples::webhook())))),
+    responses((status = 200, description = "The webhook", body = Single<Webhook>, headers(("ETag")))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -142,27 +129,21 @@ pub async fn detail(
     tag = "webhooks",
     params(Target<WebhookId>),
     request_body(content = ChangeWebhook, example = json!({"events": ["instance.created"], "active": true})),
-    responses((status = 200, description = "The changed webhook", body = Single<Webhook>, headers(("ETag")), example = json!(examples::single(examples::webhook())))),
+    responses((status = 200, description = "The changed webhook", body = Single<Webhook>, headers(("ETag")))),
 )]
-pub async fn change(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<WebhookId>,
-    IfMatch(precondition): IfMatch,
-    request: Request,
-) -> Result<Response, Error> {
-    let check = |url: &str| app.service.check_receiver(url);
-    let change = body::change(required(request).await?, &check)?;
-    let item = app
-        .service
-        .change_webhook(caller.namespace(), id, &change, &precondition)
-        .await?;
+pub async fn change(call: Change<WebhookId>) -> Result<Response, Error> {
+    let (app, namespace) = (&call.app, call.caller.namespace());
+    let service = &app.service;
+    let check = |url: &str| service.check_receiver(url);
+    let change = body::change(required(call.request).await?, &check)?;
+    let changing = service.change_webhook(namespace, call.id, &change, &call.precondition);
+    let item = changing.await?;
     let has_moved = change.url.is_some() || change.events.is_some();
     let remarks = [
         view::remark_on_secret(change.secret.as_deref()),
-        has_moved.then(|| remark_on_url(&app, &item)).flatten(),
+        has_moved.then(|| remark_on_url(app, &item)).flatten(),
     ];
-    detail_of(&app, &item, view::message(remarks)).await
+    detail_of(app, &item, view::message(remarks)).await
 }
 
 /// An answer with the detail of a webhook, without its secret.
@@ -202,14 +183,9 @@ fn remark_on_url(app: &App, item: &IndexedWebhook) -> Option<String> {
     params(Target<WebhookId>),
     responses((status = 204, description = "The webhook is deleted")),
 )]
-pub async fn delete(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Target(id): Target<WebhookId>,
-    IfMatch(precondition): IfMatch,
-) -> Result<StatusCode, Error> {
-    app.service
-        .delete_webhook(caller.namespace(), id, &precondition)
-        .await?;
+pub async fn delete(call: Change<WebhookId>) -> Result<StatusCode, Error> {
+    let (service, namespace) = (&call.app.service, call.caller.namespace());
+    let deleting = service.delete_webhook(namespace, call.id, &call.precondition);
+    deleting.await?;
     Ok(StatusCode::NO_CONTENT)
 }

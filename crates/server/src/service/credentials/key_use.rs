@@ -114,7 +114,7 @@ mod tests {
     use tokio::sync::mpsc::UnboundedReceiver;
 
     use super::*;
-    use crate::service::{Dependencies, demo_account};
+    use crate::service::{Dependencies, Settings, demo_account};
     use providers::simulator::SimulatedUsage;
     use resources::api_key::new_key;
     use runtime::{
@@ -158,14 +158,15 @@ mod tests {
                     async move { (code, body) }
                 }
             };
-            let service = Arc::new(Service::new(Dependencies {
+            let dependencies = Dependencies {
                 client: answered_by(answer),
                 health: Health::default(),
                 clock: Arc::new(clock.clone()),
                 catalogue: SharedCatalogue::default(),
                 usage: Arc::new(SimulatedUsage::default()),
                 receiver_check: Arc::new(|_| Ok(())),
-            }));
+            };
+            let service = Arc::new(Service::new(dependencies, Settings::default()));
             let (texts, objects): (Vec<String>, Vec<ApiKey>) = (0..count)
                 .map(|number| {
                     let (text, spec) = new_key(None, "uid", resources::KeyScope::Read, None);

@@ -3,10 +3,9 @@
 //! A key names its account, so one look-up finds the account's UID, which the digest covers, and another finds the digest, only
 //! in that account's namespace.
 //!
-//! - [`last_use`]: the day on which a key was last used; [`key_use`] records it.
+//! - [`key_use`]: records the day on which a key was last used.
 
 pub mod key_use;
-pub mod last_use;
 
 use std::{
     cmp::Reverse,
@@ -14,14 +13,13 @@ use std::{
     sync::Arc,
 };
 
-use jiff::{Timestamp, civil::Date};
+use jiff::{Timestamp, civil::Date, tz::TimeZone};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
-use self::last_use::LastUse;
 use super::{
     error::{Error, ErrorCode, suspended},
-    index::{Object as _, Progress, items_before},
+    index::{Object as _, Paging, Progress},
 };
 use resources::{
     Account, ApiKey, KeyScope,
@@ -151,7 +149,7 @@ impl Credential {
 
     /// Notes that the key is used at this time. Returns whether this is its first use on that day, so that the day must be recorded.
     pub fn note_use(&self, now: Timestamp) -> bool {
-        self.key.last_use.note(now)
+        self.key.note_use(TimeZone::UTC.to_datetime(now).date())
     }
 
     /// The key's object, as the watch showed it.
@@ -192,8 +190,8 @@ struct Key {
     age: Age,
     scope: KeyScope,
     expires_at: Option<Timestamp>,
-    /// Shared with earlier and later versions of the key.
-    last_use: Arc<LastUse>,
+    /// The latest day, in UTC, on which the key was used. Shared with earlier and later versions of the key.
+    last_use: Arc<Mutex<Option<Date>>>,
     /// Shared with the watch's store.
     object: Arc<ApiKey>,
 }
@@ -201,6 +199,16 @@ struct Key {
 impl Key {
     fn is_alive(&self, now: Timestamp) -> bool {
         self.expires_at.is_none_or(|end| end > now)
+    }
+
+    /// Notes a use on this day. Returns whether it is later than all before; it is never set back, whatever the clock does.
+    fn note_use(&self, day: Date) -> bool {
+        let mut last = self.last_use.lock();
+        let is_later = *last < Some(day);
+        if is_later {
+            *last = Some(day);
+        }
+        is_later
     }
 }
 
@@ -215,7 +223,7 @@ pub struct Credentials {
     /// How far the watch of keys has come.
     progress: Progress,
     /// Whether these watches go on.
-    pub(super) health: Health,
+    health: Health,
 }
 
 #[derive(Default)]
@@ -334,15 +342,11 @@ impl Credentials {
             .collect()
     }
 
-    /// One page of the keys in a namespace, newest first, and their total number. `page` counts from 1.
-    pub fn page(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<ApiKey>>, usize) {
+    /// One page of the keys in a namespace, newest first, and their total number.
+    pub fn page(&self, namespace: &str, paging: Paging) -> (Vec<Arc<ApiKey>>, usize) {
         let tables = self.tables.read();
-        let Some(keys) = tables.listed.get(namespace) else {
-            return (Vec::new(), 0);
-        };
-        let skip = items_before(page, limit);
-        let shown = keys.values().skip(skip).take(limit);
-        (shown.map(|key| key.object.clone()).collect(), keys.len())
+        let keys = tables.listed.get(namespace).into_iter().flatten();
+        paging.cut(keys.map(|(_, key)| key.object.clone()))
     }
 
     /// The number of keys in a namespace that have not expired at `now`.
@@ -363,7 +367,7 @@ impl Credentials {
     pub fn unrecorded_use(&self, namespace: &str, name: &str) -> Option<(Arc<ApiKey>, Date)> {
         let tables = self.tables.read();
         let key = tables.keys.get(&(namespace.into(), name.into()))?;
-        let day = key.last_use.day()?;
+        let day = (*key.last_use.lock())?;
         (Some(day) > key.object.last_used_on()).then(|| (key.object.clone(), day))
     }
 
@@ -483,9 +487,6 @@ impl Tables {
         let last_use = before
             .filter(|before| before.age == age)
             .map_or_else(Arc::default, |before| before.last_use.clone());
-        if let Some(day) = object.last_used_on() {
-            last_use.learn(day);
-        }
         let key = Arc::new(Key {
             digest,
             namespace: name.0.clone(),
@@ -495,6 +496,9 @@ impl Tables {
             last_use,
             object: object.clone(),
         });
+        if let Some(day) = object.last_used_on() {
+            key.note_use(day);
+        }
         let in_namespace = self.listed.entry(key.namespace.clone()).or_default();
         in_namespace.insert(list_key(object), key.clone());
         let by_digest = self.by_digest.entry(key.namespace.clone()).or_default();
@@ -845,6 +849,9 @@ mod tests {
         assert!(!note("2026-11-21T12:00:00Z") && !note("2026-11-22T12:00:00Z"));
         assert_eq!(unrecorded(), None);
         assert!(note("2026-11-23T00:00:00Z"));
+        assert_eq!(unrecorded().as_deref(), Some("2026-11-23"));
+        assert!(!note("2026-11-22T12:00:00Z"), "the clock was set back");
+        keys.keys_changed(&Change::Applied(last_used_on(&own, "2026-11-01")));
         assert_eq!(unrecorded().as_deref(), Some("2026-11-23"));
     }
 

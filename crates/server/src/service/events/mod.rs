@@ -8,7 +8,7 @@ mod pages;
 
 use std::{cmp::Reverse, time::Duration};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 pub use self::{
     newest::{Newest, Position},
@@ -94,13 +94,14 @@ impl Service {
 
     /// The pages of an account's log. Waits for a permit to read them.
     pub(super) async fn pages<'a>(&'a self, tenant: &'a Tenant, cost: &'a Cost) -> Result<Pages<'a>, Error> {
-        let since = self.now().saturating_sub(self.log_retention);
+        let retention = SignedDuration::from_hours(self.settings.log_retention_hours.into());
+        let since = self.now().saturating_sub(retention);
         Pages::of(&self.calls, tenant, since.unwrap_or(Timestamp::MIN), cost).await
     }
 
     /// `not_found` if events are not logged.
     fn check_event_log(&self) -> Result<(), Error> {
-        if self.has_event_log {
+        if self.settings.has_event_log {
             Ok(())
         } else {
             Err(not_logged())

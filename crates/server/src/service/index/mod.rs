@@ -1,7 +1,7 @@
 //! In-memory indexes of the objects that account holders see, fed by the program's watches.
 //!
 //! - `progress`: read-your-writes, by tracking how far a watch has come;
-//! - `ordered`: a sorted index, for kinds without filters.
+//! - `ordered`: the index, sorted newest first.
 
 mod ordered;
 mod progress;
@@ -14,15 +14,48 @@ use std::{fmt::Debug, sync::Arc};
 use k8s_openapi::NamespaceResourceScope;
 use kube::Resource;
 use serde::{Serialize, de::DeserializeOwned};
+use utoipa::IntoParams;
 
 use super::id::PublicId;
 use resources::origin;
 use runtime::watch::{Change, Listener};
 
-/// How many items of a list come before a page of `limit` items. `page` counts from 1.
-pub fn items_before(page: u64, limit: usize) -> usize {
-    let pages = usize::try_from(page.saturating_sub(1)).unwrap_or(usize::MAX);
-    pages.saturating_mul(limit)
+/// The page of a list to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct Paging {
+    /// Number of the page, counted from 1. A page past the end is empty.
+    #[param(
+        required = false,
+        minimum = 1,
+        maximum = 9_007_199_254_740_991_u64,
+        default = 1
+    )]
+    pub page: u64,
+    /// Maximum number of items per page.
+    #[param(required = false, minimum = 1, maximum = 100, default = 20)]
+    pub limit: usize,
+}
+
+impl Paging {
+    /// The first page of up to `limit` items.
+    pub const fn first(limit: usize) -> Self {
+        Self { page: 1, limit }
+    }
+
+    /// How many items come before the page.
+    pub fn skip(self) -> usize {
+        let pages = usize::try_from(self.page.saturating_sub(1)).unwrap_or(usize::MAX);
+        pages.saturating_mul(self.limit)
+    }
+
+    /// The page of these items, and their total number.
+    pub fn cut<T>(self, mut all: impl Iterator<Item = T>) -> (Vec<T>, usize) {
+        let before = all.by_ref().take(self.skip()).count();
+        let page: Vec<_> = all.by_ref().take(self.limit).collect();
+        let total = before + page.len() + all.count();
+        (page, total)
+    }
 }
 
 /// A namespaced object of the API server.

@@ -1,15 +1,12 @@
-//! An index sorted newest first, without filters, for kinds with tens of objects per account, not thousands.
+//! An index sorted newest first. A page without a filter costs the same with 100 and with 100,000 objects; filters scan the objects of the
+//! account.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use kube::Resource as _;
 use parking_lot::RwLock;
 
-use super::{Index, Indexed, Object as _, Progress, items_before};
+use super::{Index, Indexed, Object as _, Paging, Progress};
 use crate::service::id::PublicId as _;
 use resources::origin;
 
@@ -23,9 +20,10 @@ pub struct OrderedIndex<T: Indexed> {
 }
 
 struct Namespace<T: Indexed> {
-    ordered: BTreeMap<SortKey<T::Id>, Arc<T>>,
-    /// Creation time in seconds, by id and whether the id is derived.
-    created: HashMap<(T::Id, bool), Reverse<i64>>,
+    /// Oldest first, by descending [`SortKey`], since the newest object is the usual one to add and goes to the end.
+    ordered: Vec<Arc<T>>,
+    /// By id and whether the id is derived.
+    by_id: HashMap<(T::Id, bool), Arc<T>>,
 }
 
 impl<T: Indexed> Default for OrderedIndex<T> {
@@ -40,8 +38,8 @@ impl<T: Indexed> Default for OrderedIndex<T> {
 impl<T: Indexed> Default for Namespace<T> {
     fn default() -> Self {
         Self {
-            ordered: BTreeMap::new(),
-            created: HashMap::new(),
+            ordered: Vec::new(),
+            by_id: HashMap::new(),
         }
     }
 }
@@ -55,60 +53,75 @@ impl<T: Indexed> OrderedIndex<T> {
             .map_or(0, |namespace| namespace.ordered.len())
     }
 
-    /// One page of the objects that match, newest first, and their total number. `page` counts from 1. Scans all objects of the
-    /// namespace.
+    /// Number of objects in a namespace that match. Scans all of them.
+    pub fn count_of(&self, namespace: &str, matches: impl Fn(&T) -> bool) -> usize {
+        let namespaces = self.namespaces.read();
+        let Some(namespace) = namespaces.get(namespace) else {
+            return 0;
+        };
+        namespace.ordered.iter().filter(|item| matches(item)).count()
+    }
+
+    /// The objects of a namespace, newest first.
+    pub fn all(&self, namespace: &str) -> Vec<Arc<T>> {
+        self.page(namespace, Paging::first(usize::MAX)).0
+    }
+
+    /// One page of the objects that match, newest first, and their total number. Scans all objects of the namespace.
     pub fn page_of(
         &self,
         namespace: &str,
-        page: u64,
-        limit: usize,
+        paging: Paging,
         matches: impl Fn(&T) -> bool,
     ) -> (Vec<Arc<T>>, usize) {
-        let namespaces = self.namespaces.read();
-        let Some(namespace) = namespaces.get(namespace) else {
-            return (Vec::new(), 0);
-        };
-        let skip = items_before(page, limit);
-        let (mut shown, mut total) = (Vec::new(), 0);
-        for item in namespace.ordered.values().filter(|item| matches(item)) {
-            if total >= skip && shown.len() < limit {
-                shown.push(item.clone());
-            }
-            total += 1;
-        }
-        (shown, total)
+        // Compare after releasing the lock, because comparing takes longer than copying and all requests share the lock.
+        let all = self.all(namespace);
+        paging.cut(all.into_iter().filter(|item| matches(item)))
     }
 
-    /// One page, newest first, and the total number. `page` counts from 1.
-    pub fn page(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<T>>, usize) {
+    /// One page, newest first, and the total number.
+    pub fn page(&self, namespace: &str, paging: Paging) -> (Vec<Arc<T>>, usize) {
         let namespaces = self.namespaces.read();
         let Some(namespace) = namespaces.get(namespace) else {
             return (Vec::new(), 0);
         };
-        let skip = items_before(page, limit);
-        let shown = namespace.ordered.values().skip(skip).take(limit);
+        let newest_first = namespace.ordered.iter().rev();
+        let shown = newest_first.skip(paging.skip()).take(paging.limit);
         (shown.cloned().collect(), namespace.ordered.len())
     }
 }
 
 impl<T: Indexed> Namespace<T> {
-    fn apply(&mut self, item: T) {
-        self.remove(&item);
-        let (created, id, derived) = sort_key(&item);
-        self.created.insert((id, derived), created);
-        self.ordered.insert((created, id, derived), Arc::new(item));
+    fn apply(&mut self, item: Arc<T>) {
+        let key = sort_key::<T>(&item);
+        let (_, id, derived) = key;
+        if let Some(former) = self.by_id.insert((id, derived), item.clone())
+            && sort_key::<T>(&former) != key
+        {
+            self.take_out(&former);
+        }
+        match self.position(&key) {
+            Ok(at) => self.ordered[at] = item,
+            Err(at) => self.ordered.insert(at, item),
+        }
     }
 
     fn remove(&mut self, item: &T) {
         let (_, id, derived) = sort_key(item);
-        if let Some(created) = self.created.remove(&(id, derived)) {
-            self.ordered.remove(&(created, id, derived));
+        if let Some(former) = self.by_id.remove(&(id, derived)) {
+            self.take_out(&former);
         }
     }
 
-    fn get(&self, id: T::Id, derived: bool) -> Option<&Arc<T>> {
-        let created = *self.created.get(&(id, derived))?;
-        self.ordered.get(&(created, id, derived))
+    fn take_out(&mut self, item: &T) {
+        if let Ok(at) = self.position(&sort_key(item)) {
+            self.ordered.remove(at);
+        }
+    }
+
+    fn position(&self, key: &SortKey<T::Id>) -> Result<usize, usize> {
+        self.ordered
+            .binary_search_by(|item| key.cmp(&sort_key::<T>(item)))
     }
 }
 
@@ -131,32 +144,36 @@ impl<T: Indexed> Index for OrderedIndex<T> {
 
     fn get(&self, namespace: &str, id: T::Id) -> Option<Arc<T>> {
         let namespaces = self.namespaces.read();
-        let namespace = namespaces.get(namespace)?;
-        namespace
-            .get(id, false)
-            .or_else(|| namespace.get(id, true))
-            .cloned()
+        let by_id = &namespaces.get(namespace)?.by_id;
+        let found = by_id.get(&(id, false)).or_else(|| by_id.get(&(id, true)));
+        found.cloned()
     }
 
     fn replace(&self, objects: &[Arc<T::Object>]) {
+        let shown = objects.iter().filter(|object| !object.is_terminating());
+        let mut items: Vec<_> = shown.map(|object| Arc::new(T::of(object.clone()))).collect();
+        // Sorted, so that every insertion appends.
+        items.sort_by_cached_key(|item| Reverse(sort_key::<T>(item)));
         let mut all: HashMap<Box<str>, Namespace<T>> = HashMap::new();
-        for object in objects.iter().filter(|object| !object.is_terminating()) {
-            let namespace = all.entry(object.namespace().into()).or_default();
-            namespace.apply(T::of(object.clone()));
+        for item in items {
+            let namespace = all.entry(item.object().namespace().into()).or_default();
+            namespace.apply(item);
         }
         *self.namespaces.write() = all;
     }
 
     fn apply(&self, object: &Arc<T::Object>) {
+        let item = Arc::new(T::of(object.clone()));
         let mut namespaces = self.namespaces.write();
         let namespace = namespaces.entry(object.namespace().into()).or_default();
-        namespace.apply(T::of(object.clone()));
+        namespace.apply(item);
     }
 
     fn remove(&self, object: &T::Object) {
+        let item = T::of(Arc::new(object.clone()));
         let mut namespaces = self.namespaces.write();
         if let Some(namespace) = namespaces.get_mut(object.namespace()) {
-            namespace.remove(&T::of(Arc::new(object.clone())));
+            namespace.remove(&item);
             if namespace.ordered.is_empty() {
                 namespaces.remove(object.namespace());
             }
@@ -191,14 +208,14 @@ mod tests {
         );
         changed(&index, &Change::Applied(webhook(c, 2, false)));
         let names = |page, limit| {
-            let (shown, total) = index.page("demo", page, limit);
+            let (shown, total) = index.page("demo", Paging { page, limit });
             let names: Vec<String> = shown.iter().map(|s| s.object().name().to_owned()).collect();
             (names, total)
         };
         assert_eq!(names(1, 2), (vec![c.to_owned(), a.to_owned()], 3));
         assert_eq!(names(2, 2), (vec![b.to_owned()], 3));
         assert_eq!(names(u64::MAX, 100), (vec![], 3));
-        assert_eq!(index.page("other", 1, 9).1, 0);
+        assert_eq!(index.page("other", Paging::first(9)).1, 0);
         let derived = IndexedWebhook::of(webhook(c, 2, false));
         assert!(!index.is_gone(&derived));
         // Recreated a second later under the same name.
@@ -208,6 +225,11 @@ mod tests {
         changed(&index, &Change::Deleted(webhook(b, 1, false)));
         assert!(index.is_gone(&derived) && index.progress().wait_for(7).await);
         assert_eq!(names(1, 9), (vec![a.to_owned()], 1));
+        changed(&index, &Change::Deleted(webhook(a, 3, false)));
+        assert!(
+            index.namespaces.read().is_empty(),
+            "an empty namespace costs nothing"
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Instances: list, find, create, change, operate, delete.
 //!
-//! - `index`: the instances in memory, ordered for pages;
+//! - `index`: the instances in memory, and the filters of their list;
 //! - `create`: builds the object for a create; `user_data`: the Secret with its user data.
 
 mod create;
@@ -24,6 +24,7 @@ use super::{
     error::{Error, check_quota, no_daily_backups, protected, wrong_backup},
     id::InstanceId,
     idempotency::IdempotentRequest,
+    index::Paging,
     nonce::instance_nonce,
     precondition::Precondition,
     store::{Created, KeyedCreate, Verdict, WRITE_ANNOTATION},
@@ -53,15 +54,14 @@ pub struct ActionOutcome {
 }
 
 impl Service {
-    /// One page of an account's instances, newest first, and their total number. `page` counts from 1.
+    /// One page of an account's instances, newest first, and their total number.
     pub fn list_instances(
         &self,
         namespace: &str,
         filter: Filter<'_>,
-        page: u64,
-        limit: usize,
+        paging: Paging,
     ) -> (Vec<Arc<IndexedInstance>>, usize) {
-        self.instances.index().page(namespace, filter, page, limit)
+        self.instances.index().list(namespace, filter, paging)
     }
 
     /// The instance with this id; `not_found` if it is not in the namespace.

@@ -67,7 +67,7 @@ impl Service {
         let sign_ins = self.credentials.sign_ins(namespace);
         let valid = sign_ins.iter().filter(|key| !key.is_expired(now)).count();
         let others = self.credentials.count(namespace, now).saturating_sub(valid);
-        let room = MOST.min(self.key_quota.saturating_sub(others));
+        let room = MOST.min(self.settings.key_quota.saturating_sub(others));
         if room == 0 {
             return Err(quota_used_up("API keys"));
         }

@@ -18,7 +18,7 @@ use super::{
     credentials::Tenant,
     error::{Detail, Error, ErrorCode, quota_used_up},
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
-    index::Object as _,
+    index::{Object as _, Paging},
     precondition::Precondition,
     store::{MAX_ATTEMPTS, contended, pause},
 };
@@ -40,9 +40,9 @@ pub struct CreatedKey {
 }
 
 impl Service {
-    /// One page of an account's keys, newest first, and their total number. `page` counts from 1.
-    pub fn list_keys(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<ApiKey>>, usize) {
-        self.credentials.page(namespace, page, limit)
+    /// One page of an account's keys, newest first, and their total number.
+    pub fn list_keys(&self, namespace: &str, paging: Paging) -> (Vec<Arc<ApiKey>>, usize) {
+        self.credentials.page(namespace, paging)
     }
 
     /// The key with this name; `not_found` if it is not in the namespace.
@@ -135,7 +135,7 @@ impl Service {
             let detail = Detail::new("expires_at", "invalid_value", "must be in the future");
             return Err(Error::invalid(vec![detail]));
         }
-        if self.credentials.count(&tenant.namespace, now) >= self.key_quota {
+        if self.credentials.count(&tenant.namespace, now) >= self.settings.key_quota {
             return Err(quota_used_up("API keys"));
         }
         Ok(())
@@ -144,8 +144,8 @@ impl Service {
     /// Deletes the expired keys, which Kubernetes counts in the quota, if there is no room for another key. Returns whether there were
     /// any.
     async fn delete_expired(&self, namespace: &str) -> Result<bool, Error> {
-        let (keys, count) = self.credentials.page(namespace, 1, usize::MAX);
-        if count < self.key_quota {
+        let (keys, count) = self.credentials.page(namespace, Paging::first(usize::MAX));
+        if count < self.settings.key_quota {
             return Ok(false);
         }
         let now = self.now();
@@ -285,10 +285,10 @@ mod tests {
         let keyed = IdempotentRequest::new("/v1/keys", "k", b"{}", b"{}");
         let [taken, _] = refusals_of_a_second_try();
         let (client, stored) = first_create_answered_with_504(Vec::new(), taken);
-        let service = |quota| Service::with_client(client.clone()).with_key_quota(quota);
         let create = async |quota, expires_at| {
             // Its watch has not shown anything yet.
-            let service = service(quota);
+            let mut service = Service::with_client(client.clone());
+            service.settings.key_quota = quota;
             service.show_demo_account();
             let tenant = service.credentials().account_named("demo").unwrap();
             service
@@ -312,7 +312,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_account_has_as_many_keys_as_the_operator_allows() {
-        let service = Service::without_cluster().with_key_quota(1);
+        let mut service = Service::without_cluster();
+        service.settings.key_quota = 1;
         let (key, spec) = new_key(None, "uid", KeyScope::Write, None);
         let mut object = ApiKey::new("key-1", spec);
         object.metadata.namespace = Some("demo".to_owned());

@@ -5,7 +5,7 @@ use std::{fmt::Debug, sync::Arc, time::Duration};
 use k8s_openapi::NamespaceResourceScope;
 use kube::{
     Api, Client, Resource,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PropagationPolicy},
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -15,7 +15,7 @@ use crate::service::index::Object;
 use resources::{ids, quota, tracking::API_MANAGER};
 use runtime::{
     FairPermits,
-    client::{CallError, Pages, bounded},
+    client::{CallError, Pages, bounded, only, written_by},
     fair_permits::Permit,
 };
 
@@ -100,10 +100,7 @@ impl ApiCalls {
 
     /// Creates an object. Tries again while the API server cannot count it.
     pub async fn create<K: Object>(&self, namespace: &str, object: &K) -> Result<K, CallError> {
-        let parameters = PostParams {
-            field_manager: Some(API_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
+        let parameters = written_by(API_MANAGER);
         let mut attempt = 1;
         loop {
             let permit = self.permit(namespace).await?;
@@ -120,10 +117,7 @@ impl ApiCalls {
 
     /// Changes an object with a merge patch.
     pub async fn patch<K: Object>(&self, namespace: &str, name: &str, patch: &Value) -> Result<K, CallError> {
-        let parameters = PatchParams {
-            field_manager: Some(API_MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
+        let parameters = PatchParams::apply(API_MANAGER);
         let _permit = self.permit(namespace).await?;
         bounded(self.api(namespace).patch(name, &parameters, &Patch::Merge(patch))).await
     }
@@ -135,10 +129,7 @@ impl ApiCalls {
         name: &str,
         patch: &Value,
     ) -> Result<K, CallError> {
-        let parameters = PatchParams {
-            field_manager: Some(API_MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
+        let parameters = PatchParams::apply(API_MANAGER);
         let _permit = self.permit(namespace).await?;
         let patch = Patch::Merge(patch);
         bounded(self.api(namespace).patch_status(name, &parameters, &patch)).await
@@ -149,12 +140,10 @@ impl ApiCalls {
     /// retries when the API server answers 503 or 504.
     pub async fn delete<K: Object>(&self, object: &K, exactly: bool) -> Result<Option<K>, CallError> {
         let metadata = object.meta();
+        let version = metadata.resource_version.clone().filter(|_| exactly);
         let parameters = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: metadata.uid.clone(),
-                resource_version: metadata.resource_version.clone().filter(|_| exactly),
-            }),
-            ..DeleteParams::background()
+            propagation_policy: Some(PropagationPolicy::Background),
+            ..only(metadata.uid.clone(), version)
         };
         let _permit = self.permit(object.namespace()).await?;
         let api = self.api::<K>(object.namespace());

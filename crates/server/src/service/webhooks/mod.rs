@@ -24,7 +24,7 @@ use super::{
     error::{Detail, Error, ErrorCode, check_quota},
     id::{PublicId as _, WebhookId},
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
-    index::{Indexed, Object as _},
+    index::{Indexed, Object as _, Paging},
     precondition::Precondition,
     store::{Created, KeyedCreate, KeyedLock, Verdict},
 };
@@ -121,14 +121,9 @@ pub fn not_active() -> Error {
 }
 
 impl Service {
-    /// One page of an account's webhooks, newest first, and their total number. `page` counts from 1.
-    pub fn list_webhooks(
-        &self,
-        namespace: &str,
-        page: u64,
-        limit: usize,
-    ) -> (Vec<Arc<IndexedWebhook>>, usize) {
-        self.webhooks.index().page(namespace, page, limit)
+    /// One page of an account's webhooks, newest first, and their total number.
+    pub fn list_webhooks(&self, namespace: &str, paging: Paging) -> (Vec<Arc<IndexedWebhook>>, usize) {
+        self.webhooks.index().page(namespace, paging)
     }
 
     /// The webhook with this id; `not_found` if it is not in the namespace.
@@ -150,7 +145,7 @@ impl Service {
                 && its.events.iter().any(|event| spec.events.contains(event))
         };
         let index = self.webhooks.index();
-        index.page_of(item.webhook.namespace(), 1, 3, is_beside)
+        index.page_of(item.webhook.namespace(), Paging::first(3), is_beside)
     }
 
     /// Creates a webhook and its Secret, once per idempotency key.
