@@ -196,8 +196,9 @@ async fn a_region_that_is_cut_off_holds_up_no_other_costs_no_writes_while_idle_a
 
     // The region is another cluster from now on.
     let account = region_rights_with(&steady, "mixed", PREFIX, &with_networks).await;
+    network.set(Mode::Cut);
     std::fs::copy(&account, &network.kubeconfig).unwrap();
-    case.region = steady;
+    let _lost = std::mem::replace(&mut case.region, steady);
     case.comes_back_empty(off, busy, &private).await;
     operator.stop().await;
 }
