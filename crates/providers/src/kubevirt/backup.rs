@@ -118,9 +118,9 @@ impl<T> Plan<T> {
     }
 
     /// The end if the region answers something else.
-    pub(super) fn nonsense(region: &str) -> Box<Self> {
+    pub(super) fn nonsense(region: &str) -> Self {
         let message = format!("the region {region} answered something else");
-        Box::new(Self::end(Err(ProviderError::Nonsense(message)), None))
+        Self::end(Err(ProviderError::Nonsense(message)), None)
     }
 }
 
@@ -541,7 +541,7 @@ impl<'a> Planner<'a> {
     }
 
     fn nonsense(&self) -> Box<Plan<BackupObservation>> {
-        Plan::nonsense(self.code)
+        Box::new(Plan::nonsense(self.code))
     }
 }
 

@@ -317,12 +317,11 @@ impl<'a> Planner<'a> {
         if !self.is_own(found) {
             return Ok(());
         }
-        if found.deletion_timestamp.is_none() {
-            if let Answer::Refused(refusal) = self.call(&Action::delete(kind, found))?
-                && !matches!(refusal.status, 404 | 409)
-            {
-                return Err(self.refused(kind, refusal));
-            }
+        if found.deletion_timestamp.is_none()
+            && let Answer::Refused(refusal) = self.call(&Action::delete(kind, found))?
+            && !matches!(refusal.status, 404 | 409)
+        {
+            return Err(self.refused(kind, refusal));
         }
         // kube-ovn lets it go when nothing is in it any more.
         Err(busy())
@@ -393,7 +392,7 @@ impl<'a> Planner<'a> {
     }
 
     fn nonsense(&self) -> Box<Plan<Progress>> {
-        Plan::nonsense(self.code)
+        Box::new(Plan::nonsense(self.code))
     }
 }
 

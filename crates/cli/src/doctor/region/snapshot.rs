@@ -178,12 +178,11 @@ async fn get<T: DeserializeOwned>(
 ) -> Read<Option<T>> {
     let found = cluster.call(doing, api.get_opt(name)).await;
     match found.map_err(CliError::from) {
-        Ok(None) => Ok(None),
         Ok(Some(found)) => serde_json::from_value(found.data)
             .map(Some)
             .map_err(|error| error.to_string()),
-        // The cluster does not know the kind either.
-        Err(CliError::CrdsMissing) => Ok(None),
+        // There is none, or the cluster does not even know the kind.
+        Ok(None) | Err(CliError::CrdsMissing) => Ok(None),
         Err(error) => Err(error.to_string()),
     }
 }
