@@ -28,7 +28,7 @@ pub struct Delivery {
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:02:31Z")]
     pub created_at: Seconds,
     /// When the next attempt is due. `null` unless the delivery is pending, and while a requested attempt has not been made yet.
-    #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:08:31Z")]
+    #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:03:31Z")]
     pub next_attempt_at: Option<Seconds>,
     /// The last 21 attempts, oldest first.
     #[schema(max_items = 21)]
@@ -48,7 +48,9 @@ pub struct DeliveryRequest {
     /// The headers, without the signatures.
     pub headers: DeliveryHeaders,
     /// The body, byte for byte; the same in every attempt.
-    #[schema(example = "{\"id\":\"evt_5m2k8x1ta4q7hz0c\",\"type\":\"instance.created\"}")]
+    #[schema(
+        example = "{\"id\":\"evt_5m2k8x1ta4q7hz0c\",\"type\":\"instance.created\",\"created_at\":\"2026-11-21T10:02:31.000Z\",\"data\":{\"instance\":{\"id\":\"i-4q7hz0c9k2m8x1ta\",\"name\":\"web-1\",\"status\":\"provisioning\",\"plan\":\"starter\",\"region\":\"fr-par-1\",\"ip_address\":\"198.18.0.7\"},\"user\":{\"id\":\"usr_8x1ta4q7hz0c9k2m\",\"email\":\"ada@example.com\"}}}"
+    )]
     pub body: String,
 }
 

@@ -113,7 +113,7 @@ pub struct Instance {
     #[schema(required, format = Ipv6, example = "2001:db8::7")]
     pub ipv6_address: Option<String>,
     /// IPv4 address in its private network; `null` without one, and until it is known.
-    #[schema(required, format = Ipv4, example = "10.128.4.7")]
+    #[schema(required, format = Ipv4)]
     pub private_ip_address: Option<String>,
     /// Disk in GB. It never shrinks.
     #[schema(example = 40)]
@@ -135,7 +135,7 @@ pub struct Instance {
     pub tags: Vec<String>,
     /// Who last asked for a change: the id of an API key, which may be revoked by now, or `kubernetes` if it was not asked for through
     /// this API.
-    #[schema(required, example = "key-5m2k8x1t")]
+    #[schema(required, example = "key-ta4q7hz0c9k2m8x1")]
     pub last_requested_by: Option<String>,
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]

@@ -177,3 +177,42 @@ pub fn instance_listener(index: BackupIndex, queue: ReconcileQueue<Backup>) -> B
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn instance(name: &str, wanted: Option<&str>, under_way: Option<&str>) -> Arc<Instance> {
+        let operation = under_way.map(|backup| {
+            json!({
+                "kind": "Rebuild", "startedAt": "2026-11-21T10:00:00Z", "plan": "starter", "image": "debian-13",
+                "restoreFrom": backup, "endsIn": "Running",
+            })
+        });
+        let instance = json!({
+            "metadata": { "name": name, "namespace": "ns" },
+            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "restoreFrom": wanted },
+            "status": { "operation": operation },
+        });
+        Arc::new(serde_json::from_value(instance).unwrap())
+    }
+
+    #[test]
+    fn instances_that_name_a_backup_or_are_being_restored_from_it_are_its_targets() {
+        let mut instances = ByNamespace::default();
+        instances.changed(&Change::Replaced(vec![
+            instance("two", None, Some("a")),
+            instance("one", Some("a"), None),
+            instance("three", Some("b"), None),
+        ]));
+        let backup = json!({ "metadata": { "name": "a", "namespace": "ns" }, "spec": { "instance": "web" } });
+        let found = targets(&instances, &serde_json::from_value(backup).unwrap());
+        let names: Vec<_> = found
+            .iter()
+            .map(|it| it.metadata.name.as_deref().unwrap())
+            .collect();
+        assert_eq!(names, ["one", "two"]);
+    }
+}

@@ -631,7 +631,8 @@ impl Cluster {
         let (region, instance) = (&*self.code, step.instance);
         let until = Instant::now() + STEP;
         let server = Server::of(instance, &self.settings);
-        let unavailable = |error: kube::Error| self.unanswered(&key(instance), &error);
+        let unavailable =
+            |error: kube::Error| self.unanswered(&format!("Instance {}", key(instance)), &error);
         let mut seen = self.seen(&server, &step).await.map_err(unavailable)?;
         let Reservation { addresses, trouble } = self.reserve(instance);
         seen.addresses = addresses;
@@ -690,7 +691,7 @@ impl Cluster {
         continued(outcome)
     }
 
-    /// Makes one call after the other about an object, until there is no more to do or no time left.
+    /// Makes one call after the other about an object, until there is no more to do or no time left. `object` is for the log.
     async fn carry_out<S: Conversation + Send, T: Send>(
         self: &Arc<Self>,
         object: &str,
@@ -706,7 +707,7 @@ impl Cluster {
             let has_time = Instant::now() < until && calls < CALLS_A_STEP;
             let Some(action) = next.action.filter(|_| has_time) else {
                 if let Some(says) = next.raw {
-                    tracing::info!(region, object, says, "trouble in the region's cluster");
+                    tracing::warn!(region, object, says, "trouble in the region's cluster");
                 }
                 return next.outcome;
             };
@@ -746,7 +747,7 @@ impl Cluster {
             return Err(ProviderError::Unreachable { region, since });
         }
         let name = names::namespace(&self.settings.namespace_prefix, namespace);
-        let unavailable = |error: kube::Error| self.unanswered(&name, &error);
+        let unavailable = |error: kube::Error| self.unanswered(&format!("Namespace {name}"), &error);
         let get = Action::get(Kind::Namespace, &name);
         let Answer::Object(found) = self.call(&name, &get).await.map_err(unavailable)? else {
             return Ok(());

@@ -37,7 +37,11 @@ fn view(tenant: &Tenant, quotas: AccountQuotas) -> Account {
 /// The account that the API key belongs to: its e-mail address, quotas and rate limits, and whether it is suspended.
 #[utoipa::path(
     get, path = "/v1/account", operation_id = "getAccount", tag = "account",
-    responses((status = 200, description = "The account", body = Single<Account>)),
+    responses((status = 200, description = "The account", body = Single<Account>, example = json!({"data": {"quotas": {
+        "vcpu": {"used": 6, "limit": 32}, "memory_gb": {"used": 12, "limit": null}, "disk_gb": {"used": 240, "limit": 2000},
+        "webhooks": {"used": 1}, "api_keys": {"used": 2, "limit": 50}, "private_networks": {"used": 1, "limit": 10},
+        "backups": {"used": 4, "limit": 1000}
+    }}}))),
 )]
 pub async fn show(State(app): State<Arc<App>>, caller: Caller) -> Result<Response, Error> {
     let tenant = caller.tenant();

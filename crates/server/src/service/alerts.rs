@@ -2,7 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Service, index::Paging, instances::IndexedInstance};
+use super::{
+    Service,
+    id::{InstanceId, PublicId as _},
+    index::{Index as _, Paging},
+    instances::IndexedInstance,
+};
 use api::AlertStatus;
 use domain::alert::alerts::is_shown;
 use resources::Alert;
@@ -32,19 +37,24 @@ impl Service {
         paging: Paging,
     ) -> (Vec<ShownAlert>, usize) {
         let now = self.clock.now();
-        let matches = |item: &IndexedInstance, alert: &Alert| {
+        let matches = |alert: &Alert| {
             is_shown(alert, now)
                 && filter
                     .status
                     .is_none_or(|wanted| AlertStatus::from(alert.phase).as_ref() == wanted)
-                && filter
-                    .instance_id
-                    .is_none_or(|wanted| wanted == item.id.to_string())
+        };
+        let index = self.instances.index();
+        let items = match filter.instance_id {
+            Some(id) => InstanceId::parse(id)
+                .and_then(|id| index.get(namespace, id))
+                .into_iter()
+                .collect(),
+            None => index.all(namespace),
         };
         let mut shown = Vec::new();
-        for item in self.instances.index().all(namespace) {
+        for item in items {
             for alert in item.instance.status.iter().flat_map(|status| &status.alerts) {
-                if matches(&item, alert) {
+                if matches(alert) {
                     shown.push(ShownAlert {
                         item: item.clone(),
                         alert: alert.clone(),

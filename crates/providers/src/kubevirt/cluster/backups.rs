@@ -32,7 +32,8 @@ impl Cluster {
         let vm = self.written.lock().freshest(&name, self.machines.get(&name));
         let mut seen = Seen::new(self.reach(now), vm);
         let next = |seen: &Seen| plan(backup, instance, seen, &self.settings, now);
-        let (object, namespace) = (key(backup), Snapshot::of(backup, &self.settings).namespace);
+        let object = format!("Backup {}", key(backup));
+        let namespace = Snapshot::of(backup, &self.settings).namespace;
         let mut observation = self.carry_out(&object, &namespace, &mut seen, next).await?;
         observation
             .state
@@ -48,7 +49,8 @@ impl Cluster {
     ) -> Result<(), ProviderError> {
         let mut seen = Seen::new(self.reach(now), None);
         let next = |seen: &Seen| plan_deletion(backup, &self.code, seen, &self.settings, now);
-        let (object, namespace) = (key(backup), Snapshot::of(backup, &self.settings).namespace);
+        let object = format!("Backup {}", key(backup));
+        let namespace = Snapshot::of(backup, &self.settings).namespace;
         self.carry_out(&object, &namespace, &mut seen, next).await
     }
 

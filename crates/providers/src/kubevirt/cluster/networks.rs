@@ -43,7 +43,7 @@ impl Cluster {
         now: Timestamp,
         plan: impl Fn(&Seen) -> Plan<Progress> + Send,
     ) -> Result<Progress, ProviderError> {
-        let object = key(network);
+        let object = format!("PrivateNetwork {}", key(network));
         let namespace = NetworkNames::of(network, &self.settings).namespace;
         let reach = self.reach(now);
         let user = match reach {

@@ -155,7 +155,7 @@ pub async fn detail(
     tag = "deliveries",
     params(Target<WebhookId>, Inner<DeliveryId>),
     responses(
-        (status = 202, description = "The delivery is being sent", body = Single<Delivery>, headers(("ETag")), example = json!({"data": {"request": {}}, "message": "Delivery dlv_4q7hz0c9k2m8x1ta is being sent now."})),
+        (status = 202, description = "The delivery is being sent", body = Single<Delivery>, headers(("ETag")), example = json!({"data": {"next_attempt_at": null, "request": {}}, "message": "Delivery dlv_4q7hz0c9k2m8x1ta is being sent now."})),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("deliveries")))),
     ),
 )]

@@ -218,7 +218,7 @@ fn detail_of(status: StatusCode, item: &IndexedInstance, message: Option<String>
     params(Target<InstanceId>),
     request_body(content = ChangeInstance, example = json!({"plan": "business", "reboot": false})),
     responses(
-        (status = 200, description = "The changed instance", body = Single<Instance>, headers(("ETag"))),
+        (status = 200, description = "The changed instance", body = Single<Instance>, headers(("ETag")), example = json!({"data": {"pending_plan": "business"}, "message": "Instance web-1 gets the plan business at its next reboot or start; set the plan starter to drop that."})),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(examples::no_room()))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),

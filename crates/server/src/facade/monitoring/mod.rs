@@ -66,7 +66,10 @@ pub async fn list(
     tag = "monitoring",
     params(Target<InstanceId>, ("window" = Option<String>, Query, description = "`1h`, the default, or `24h`.", pattern = "^(1h|24h)$", example = "1h")),
     responses(
-        (status = 200, description = "The usage", body = Single<InstanceSeries>),
+        (status = 200, description = "The usage", body = Single<InstanceSeries>, example = json!({"data": {"series": {
+            "network_in": [["2026-11-21T10:00:00Z", 1_048_576], ["2026-11-21T10:01:00Z", null]],
+            "network_out": [["2026-11-21T10:00:00Z", 524_288], ["2026-11-21T10:01:00Z", null]]
+        }}})),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(not_monitored()))),
         (status = 422, description = "Unprocessable Entity", body = ErrorAnswer, example = json!(examples::error(wrong_window()))),
     ),

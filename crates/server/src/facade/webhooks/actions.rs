@@ -35,7 +35,7 @@ use api::{Delivery, RecoverWebhook, Recovery, RotateSecret, Single, TestWebhook,
     params(Target<WebhookId>),
     request_body(content = TestWebhook, example = json!({"type": "instance.created"})),
     responses(
-        (status = 202, description = "The test event is being sent", body = Single<Delivery>, headers(("ETag")), example = json!({"data": {"attempts": [], "request": {"headers": {"webhook-timestamp": null}}}, "message": "A test event of type instance.created is being sent to https://hooks.example.com/stellage."})),
+        (status = 202, description = "The test event is being sent", body = Single<Delivery>, headers(("ETag")), example = json!({"data": {"event_id": "evt_test_2m8x1ta4q7hz0c9k", "attempts": [], "next_attempt_at": null, "request": {"headers": {"X-Service-Event-ID": "evt_test_2m8x1ta4q7hz0c9k", "webhook-id": "evt_test_2m8x1ta4q7hz0c9k", "webhook-timestamp": null}, "body": "{\"id\":\"evt_test_2m8x1ta4q7hz0c9k\",\"type\":\"instance.created\",\"created_at\":\"2026-11-21T10:02:31.000Z\",\"data\":{\"instance\":{\"id\":\"i-4q7hz0c9k2m8x1ta\",\"name\":\"web-1\",\"status\":\"provisioning\",\"plan\":\"starter\",\"region\":\"fr-par-1\",\"ip_address\":\"198.18.0.7\"},\"user\":{\"id\":\"usr_8x1ta4q7hz0c9k2m\",\"email\":\"ada@example.com\"}}}"}}, "message": "A test event of type instance.created is being sent to https://hooks.example.com/stellage."})),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("deliveries")))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(not_active()))),
     ),

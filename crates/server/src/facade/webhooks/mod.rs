@@ -60,10 +60,10 @@ pub async fn list(State(app): State<Arc<App>>, caller: Caller, paging: Paging) -
     operation_id = "createWebhook",
     tag = "webhooks",
     request_body(content = CreateWebhook, example = json!({
-        "url": "https://hooks.example.com/stellage", "events": ["instance.created", "instance.deleted"]
+        "url": "https://hooks.example.com/stellage", "description": "orders", "events": ["instance.created", "instance.deleted"]
     })),
     responses(
-        (status = 201, description = "The webhook, with its secret", body = Single<WebhookWithSecret>, headers(("ETag"))),
+        (status = 201, description = "The webhook, with its secret", body = Single<WebhookWithSecret>, headers(("ETag")), example = json!({"data": {"events": ["instance.created", "instance.deleted"]}})),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("webhooks")))),
     ),
 )]
