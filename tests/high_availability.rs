@@ -54,12 +54,6 @@ async fn leads(operator: &Operator, leads: bool) {
     .await;
 }
 
-/// Starts or stops the instance `web`.
-async fn power(tenant: &Tenant, state: &str) {
-    let patch = json!({ "spec": { "powerState": state } });
-    tenant.merge("web", &patch).await;
-}
-
 async fn receiver() -> Receiver {
     Receiver::start(|_| Answer::ok()).await
 }
@@ -162,7 +156,7 @@ async fn a_leader_cut_off_from_the_api_server_stops_leading_before_another_one_s
     network.set(Mode::Cut);
     leads(&first, false).await;
     leads(&second, true).await;
-    power(&tenant, "Stopped").await;
+    tenant.power("web", "Stopped").await;
     let after = tenant.wait_for_state("web", InstanceState::Stopped).await;
     let address = |instance: &Instance| instance.status.clone().unwrap().ip_address;
     assert_eq!(address(&before), address(&after), "there is still one server");
@@ -172,7 +166,7 @@ async fn a_leader_cut_off_from_the_api_server_stops_leading_before_another_one_s
     // It becomes a follower again, and leads once the other one is gone.
     second.stop().await;
     leads(&first, true).await;
-    power(&tenant, "Running").await;
+    tenant.power("web", "Running").await;
     tenant.wait_for_state("web", InstanceState::Running).await;
     expect_events(&tenant, &receiver, 2).await;
     first.stop().await;
@@ -384,7 +378,7 @@ async fn a_leader_that_is_frozen_in_the_middle_of_an_operation_for_longer_than_i
 
     first.resume();
     leads(&first, false).await;
-    power(&tenant, "Stopped").await;
+    tenant.power("web", "Stopped").await;
     let after = tenant.wait_for_state("web", InstanceState::Stopped).await;
     expect_events(&tenant, &receiver, events.len()).await;
     let server = |instance: &Instance| {

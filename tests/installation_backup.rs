@@ -173,9 +173,7 @@ async fn goes_on(tenant: &Tenant, id: &str, receiver: &Receiver) {
     let shown = eventually("the key to work", shown, |answer| answer.status == StatusCode::OK).await;
     assert_eq!(shown.json()["data"][0]["id"], id);
     let told = receiver.count();
-    tenant
-        .merge("web", &json!({ "spec": { "powerState": "Stopped" } }))
-        .await;
+    tenant.power("web", "Stopped").await;
     tenant.wait_for_state("web", InstanceState::Stopped).await;
     eventually("the event", async || receiver.count(), |count| *count > told).await;
     assert_eq!(body(&receiver.received()[told])["type"], "instance.stopped");

@@ -83,9 +83,7 @@ async fn any_spec_change_in_the_middle_of_an_operation_converges() {
         (done.plan.unwrap().as_str(), done.image.as_deref()),
         ("business", Some("debian-12"))
     );
-    tenant
-        .merge("web", &json!({ "spec": { "powerState": "Running" } }))
-        .await;
+    tenant.power("web", "Running").await;
     tenant
         .merge(
             "web",
@@ -181,9 +179,7 @@ async fn simulated_faults_show_as_decided_and_clear_by_themselves() {
         .await;
 
     tenant.wait_for_state("stubborn", InstanceState::Running).await;
-    tenant
-        .merge("stubborn", &json!({ "spec": { "powerState": "Stopped" } }))
-        .await;
+    tenant.power("stubborn", "Stopped").await;
     tenant.wait_for_state("stubborn", InstanceState::Stopped).await;
     let plane = shared().await.plane;
     eventually(

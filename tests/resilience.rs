@@ -467,9 +467,7 @@ async fn etcd_put_back_to_an_older_state_is_noticed_and_the_operator_starts_afre
     let backup = plane.folder().join("etcd-backup");
     with_servers_stopped(&plane, || copy_folder(&etcd, &backup)).await;
     // An API server that was away for a while is none that was put back.
-    tenant
-        .merge("old", &json!({ "spec": { "powerState": "Stopped" } }))
-        .await;
+    tenant.power("old", "Stopped").await;
     tenant.wait_for_state("old", InstanceState::Stopped).await;
     tenant.apply("lost", |_| {}).await;
     tenant.wait_for_state("lost", InstanceState::Running).await;
@@ -495,9 +493,7 @@ async fn etcd_put_back_to_an_older_state_is_noticed_and_the_operator_starts_afre
         (&json!("old"), &json!(1))
     );
     tenant.wait_for_state("old", InstanceState::Running).await;
-    tenant
-        .merge("old", &json!({ "spec": { "powerState": "Stopped" } }))
-        .await;
+    tenant.power("old", "Stopped").await;
     tenant.wait_for_state("old", InstanceState::Stopped).await;
     let new = json!({ "name": "new", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
     let new = tenant

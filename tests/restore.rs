@@ -366,9 +366,7 @@ async fn goes_on(tool: Tool) {
     }
 
     // What happens next is told under an id of its own, and nothing is told again.
-    tenant
-        .merge("web", &json!({ "spec": { "powerState": "Stopped" } }))
-        .await;
+    tenant.power("web", "Stopped").await;
     tenant.wait_for_state("web", InstanceState::Stopped).await;
     eventually("the next event", async || receiver.count(), |count| *count > told).await;
     tokio::time::sleep(Duration::from_secs(3)).await;

@@ -146,9 +146,7 @@ async fn a_rest_call_its_reconciles_provider_calls_and_deliveries_are_one_trace(
     assert_eq!(taken_up(&running).as_deref(), annotation(&running));
 
     // The annotation stays, but a later change is not attributed to it.
-    tenant
-        .merge(id, &json!({ "spec": { "powerState": "Stopped" } }))
-        .await;
+    tenant.power(id, "Stopped").await;
     assert_eq!(told(&receiver.wait_for(4).await[3]), ("instance.stopped", ""));
     // Another request has its own trace.
     tenant.wait_for_state(id, InstanceState::Stopped).await;

@@ -542,8 +542,7 @@ async fn one_account_goes_on_in_an_installation_that_has_others_while_its_operat
         )
     };
     assert_eq!(times(&web), times(&was), "no second server");
-    ada.merge("web", &json!({ "spec": { "powerState": "Stopped" } }))
-        .await;
+    ada.power("web", "Stopped").await;
     let told = async || receiver.received();
     let told = eventually("the next event", told, |told| told.len() > 2).await;
     assert_eq!(body(&told[2])["type"], "instance.stopped");

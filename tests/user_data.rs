@@ -190,13 +190,9 @@ async fn no_server_is_installed_without_its_user_data_and_it_goes_on_once_that_i
 
     // What installs nothing needs none.
     remove(&tenant, "boot").await;
-    tenant
-        .merge("web", &json!({ "spec": { "powerState": "Stopped" } }))
-        .await;
+    tenant.power("web", "Stopped").await;
     tenant.wait_for_state("web", InstanceState::Stopped).await;
-    tenant
-        .merge("web", &json!({ "spec": { "powerState": "Running" } }))
-        .await;
+    tenant.power("web", "Running").await;
     tenant.wait_for_state("web", InstanceState::Running).await;
     let rebuild = json!({ "spec": { "rebuildRequestedAt": "2026-11-27T10:00:00Z" } });
     tenant.merge("web", &rebuild).await;

@@ -115,8 +115,7 @@ async fn what_the_provider_does_at_once_takes_one_write_and_one_event_besides_th
     let created = tenant.apply("web", |_| {}).await;
     tenant.wait_for_state("web", InstanceState::Running).await;
     tenant.wait_for_clear_outboxes().await;
-    let stop = json!({ "spec": { "powerState": "Stopped" } });
-    tenant.merge("web", &stop).await;
+    tenant.power("web", "Stopped").await;
     tenant.wait_for_state("web", InstanceState::Stopped).await;
     let user = Identity::Operator.user();
     let written = || -> Vec<String> {

@@ -7,7 +7,7 @@ use reqwest::Method;
 use resources::InstanceState;
 use serde_json::{Value, json};
 
-use super::installed::{Cluster, Container};
+use super::installed::Cluster;
 use crate::support::{
     Operator, Tenant, bare_planes,
     helm::{Helm, chart},
@@ -34,11 +34,12 @@ fn contexts(folder: &Path, planes: &[(&str, &ControlPlane)]) -> String {
     path.display().to_string()
 }
 
-async fn start(plane: &ControlPlane, container: &Container) -> Operator {
-    let arguments: Vec<&str> = container.arguments.iter().map(String::as_str).collect();
+/// Starts what a pod of a Deployment would run, which reaches the accounts with the kubeconfig that is mounted.
+async fn start(pods: &Cluster<'_>, plane: &ControlPlane, deployment: &str) -> Operator {
+    let container = pods.container(deployment).await;
     let mut environment = container.environment.iter();
     let (_, kubeconfig) = environment.find(|(name, _)| name == "KUBECONFIG").unwrap();
-    Operator::start_in(plane, &arguments, &container.environment, Path::new(kubeconfig)).await
+    container.start(plane, Path::new(kubeconfig)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,8 +64,8 @@ async fn pods_in_one_cluster_serve_accounts_in_another_as_the_docs_install_them(
     wait_for_kinds(&accounts);
 
     let cluster = Cluster::on(&pods).await;
-    let mut api = start(&pods, &cluster.container("stellage-api").await).await;
-    let mut controller = start(&pods, &cluster.container("stellage-controller").await).await;
+    let mut api = start(&cluster, &pods, "stellage-api").await;
+    let mut controller = start(&cluster, &pods, "stellage-controller").await;
     let ada = Tenant::on(&accounts, &api, "ada").await;
     let order = json!({ "name": "web", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
     let answer = ada.call(Method::POST, "/v1/instances", Some(&order)).await;

@@ -51,9 +51,16 @@ fn values() -> Value {
 
 /// What a pod of a Deployment would run.
 pub(super) struct Container {
-    pub(super) arguments: Vec<String>,
+    arguments: Vec<String>,
     pub(super) environment: Vec<(String, String)>,
     service_account: String,
+}
+
+impl Container {
+    pub(super) async fn start(&self, plane: &ControlPlane, kubeconfig: &Path) -> Operator {
+        let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
+        Operator::start_in(plane, &arguments, &self.environment, kubeconfig).await
+    }
 }
 
 /// Writes a volume's files as the kubelet does: as links into a folder whose own link is replaced as a whole.
@@ -162,9 +169,8 @@ impl<'a> Cluster<'a> {
 
     async fn start(&self, deployment: &str) -> Operator {
         let container = self.container(deployment).await;
-        let arguments: Vec<&str> = container.arguments.iter().map(String::as_str).collect();
         let kubeconfig = kubeconfig_of(self.plane, NAMESPACE, &container.service_account);
-        Operator::start_in(self.plane, &arguments, &container.environment, &kubeconfig).await
+        container.start(self.plane, &kubeconfig).await
     }
 
     /// The requests of the operator's service accounts.

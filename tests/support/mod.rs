@@ -968,11 +968,13 @@ impl Tenant {
 
     /// Changes an Instance as kubectl would.
     pub async fn merge(&self, name: &str, change: &Value) -> Instance {
-        let params = PatchParams::default();
-        self.instances()
-            .patch(name, &params, &Patch::Merge(change))
-            .await
-            .unwrap()
+        self.instances().merge(name, change).await
+    }
+
+    /// Changes whether an Instance is to be on.
+    pub async fn power(&self, name: &str, state: &str) -> Instance {
+        let change = serde_json::json!({ "spec": { "powerState": state } });
+        self.merge(name, &change).await
     }
 
     /// Waits until an Instance satisfies a condition.

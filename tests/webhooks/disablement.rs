@@ -100,11 +100,9 @@ async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_hol
     assert!(shown.contains("RetriesExhausted"), "{shown}");
 
     // Events recorded in the meantime are held, and sent in order once the webhook is enabled; the exhausted one stays.
-    let stop = json!({ "spec": { "powerState": "Stopped" } });
-    tenant.merge("web", &stop).await;
+    tenant.power("web", "Stopped").await;
     tenant.wait_for_state("web", InstanceState::Stopped).await;
-    let start = json!({ "spec": { "powerState": "Running" } });
-    tenant.merge("web", &start).await;
+    tenant.power("web", "Running").await;
     tenant.wait_for_state("web", InstanceState::Running).await;
     let is_held = |delivery: &&Delivery| phase_of(delivery) == Some(DeliveryPhase::Held);
     let all = tenant

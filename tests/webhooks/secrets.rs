@@ -23,11 +23,6 @@ use crate::support::{
 const NOTICED_WITHIN: i64 = 10;
 const OTHER: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
-async fn power(tenant: &Tenant, state: &str) {
-    let patch = json!({ "spec": { "powerState": state } });
-    tenant.merge("web", &patch).await;
-}
-
 #[tokio::test]
 async fn a_missing_secret_is_a_condition_and_its_deliveries_are_held_until_it_is_there() {
     let tenant = Tenant::new("hooks-secretless").await;
@@ -297,7 +292,7 @@ async fn a_secret_changed_with_kubectl_signs_within_ten_seconds_and_in_an_overla
         "a delivery signed with the new secret",
         async || {
             let count = receiver.count();
-            power(&tenant, next).await;
+            tenant.power("web", next).await;
             let state = if next == "Stopped" {
                 InstanceState::Stopped
             } else {
