@@ -174,6 +174,26 @@ fn the_dashboard_shows_every_metric_but_those_of_single_instances() {
     }
 }
 
+#[test]
+fn the_first_row_of_the_dashboard_is_the_objectives() {
+    let dashboard: Value = serde_json::from_str(&read(&chart().join("files/dashboard.json"))).unwrap();
+    let mut panels: Vec<&Value> = dashboard["panels"].as_array().unwrap().iter().collect();
+    panels.sort_by_key(|panel| (panel["gridPos"]["y"].as_i64(), panel["gridPos"]["x"].as_i64()));
+    let first: Vec<&str> = panels[1..4].iter().map(|panel| text(panel, "title")).collect();
+    assert_eq!(
+        first,
+        [
+            "Writes answered",
+            "Servers started in time",
+            "Events delivered in time"
+        ]
+    );
+    assert_eq!(
+        (&panels[0]["type"], &panels[4]["type"]),
+        (&json!("row"), &json!("row"))
+    );
+}
+
 #[tokio::test]
 async fn the_dashboard_is_a_config_map_that_grafana_finds() {
     let helm = Helm::alone().await;
@@ -251,6 +271,37 @@ async fn the_links_to_runbooks_lead_where_the_value_says() {
 }
 
 #[tokio::test]
+async fn an_alert_can_be_left_out_and_all_have_the_labels_that_route_them() {
+    let all = rules(json!({ "enabled": true })).await;
+    let left_out = ["StellageStartsBurnFast", "StellageStartsBurnSlow"];
+    let values = json!({
+        "enabled": true, "disabled": left_out, "alertLabels": { "team": "cloud", "severity": "none" },
+    });
+    let some = rules(values).await;
+    assert_eq!(some.len(), all.len() - left_out.len());
+    for rule in &some {
+        assert!(!left_out.contains(&text(rule, "alert")), "{rule}");
+        let labels = &rule["labels"];
+        assert_eq!(
+            (text(labels, "team"), text(labels, "namespace")),
+            ("cloud", "stellage-system")
+        );
+        assert_ne!(labels["severity"], "none", "{rule}");
+    }
+    let values = json!({ "prometheusRule": { "enabled": true, "targetLabels": { "job": "a" }, "disabled": ["StellageNothing"] } });
+    let refused = Helm::alone()
+        .await
+        .template("stellage-system", &values)
+        .unwrap_err();
+    for said in [
+        "prometheusRule.disabled names StellageNothing",
+        "StellageApiDown, ",
+    ] {
+        assert!(refused.contains(said), "{refused}");
+    }
+}
+
+#[tokio::test]
 async fn rules_select_the_targets_that_the_values_name_and_are_refused_where_none_could_match() {
     let helm = Helm::alone().await;
     let refused = |values: Value| helm.template("stellage-system", &values).unwrap_err();
@@ -262,10 +313,10 @@ async fn rules_select_the_targets_that_the_values_name_and_are_refused_where_non
         json!({ "prometheusRule": { "enabled": true, "targetLabels": { "job": "cloud", "zone": "a" } } });
     let rendered = helm.template("stellage-system", &values).unwrap();
     assert!(
-        rendered.contains(r#"sum(stellage_leader{job=\"cloud\",zone=\"a\"})"#),
+        rendered.contains(r#"sum(stellage_leader{job="cloud",zone="a"})"#),
         "{rendered}"
     );
-    assert!(!rendered.contains(r#"service=\"stellage-metrics\""#));
+    assert!(!rendered.contains(r#"service="stellage-metrics""#));
 }
 
 #[tokio::test]

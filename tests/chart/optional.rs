@@ -104,6 +104,11 @@ async fn an_optional_object_is_there_if_it_is_asked_for_and_not_otherwise() {
             vec![],
         ),
         (
+            json!({ "api": { "autoscaling": { "enabled": true }, "replicas": 0 } }),
+            vec![],
+            vec!["PodDisruptionBudget stellage-api"],
+        ),
+        (
             json!({ "catalogue": { "currency": "CHF" } }),
             vec!["ConfigMap stellage-catalogue"],
             vec![],
@@ -232,11 +237,9 @@ async fn the_alert_about_a_backlog_fires_at_a_tenth_of_what_may_wait() {
         "serviceMonitor": { "enabled": true }, "prometheusRule": { "enabled": true }, "controller": { "settings": { "pendingDeliveriesInAll": 2500 } },
     });
     let text = helm.template("stellage-system", &values).unwrap();
-    let pending = text
-        .lines()
-        .find(|line| line.contains("sum(stellage_deliveries_pending"));
-    let pending = pending.unwrap().trim_end();
-    assert!(pending.ends_with("> 250\""), "{pending}");
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let pending = r#"sum(stellage_deliveries_pending{namespace="stellage-system",service="stellage-metrics"}) > 250 for:"#;
+    assert!(words.join(" ").contains(pending), "{text}");
 }
 
 /// The template of the pods of a Deployment.

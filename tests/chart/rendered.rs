@@ -598,7 +598,7 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_notes_warn_of_missing_mail_of_simulated_servers_and_of_an_uninstall_that_deletes_the_crds() {
+async fn the_notes_warn_of_what_is_missing_of_simulated_servers_and_of_an_uninstall_that_deletes_the_crds() {
     let plane = support::shared().await.plane;
     let helm = Helm::on(plane).await;
     let chart = chart();
@@ -622,6 +622,23 @@ async fn the_notes_warn_of_missing_mail_of_simulated_servers_and_of_an_uninstall
         with.contains("NOTES:") && !with.contains("will NOT be told"),
         "{with}"
     );
+    for missing in ["NO BACKUPS", "there are no alerts"] {
+        assert!(without.contains(missing), "{missing}: {without}");
+    }
+    let lockout = "locks out EVERYBODY";
+    assert!(!without.contains(lockout), "nothing is in front: {without}");
+    let mut values = json!({
+        "backup": { "enabled": true, "target": "s3://backups", "unencrypted": true },
+        "prometheusRule": { "enabled": true, "targetLabels": { "job": "stellage" } },
+        "ingress": { "enabled": true, "hosts": ["cloud.example.com"] },
+    });
+    let behind_proxy = helm.with(&arguments, &values).unwrap();
+    assert!(behind_proxy.contains(lockout), "{behind_proxy}");
+    values["api"] = json!({ "settings": { "trustedProxies": ["10.42.0.0/16"] } });
+    let complete = helm.with(&arguments, &values).unwrap();
+    for missing in [lockout, "NO BACKUPS", "there are no alerts"] {
+        assert!(!complete.contains(missing), "{missing}: {complete}");
+    }
     assert!(
         without.contains("Servers are SIMULATED in all regions"),
         "{without}"
@@ -641,7 +658,7 @@ async fn the_notes_warn_of_missing_mail_of_simulated_servers_and_of_an_uninstall
     let by_hand = helm.with(&arguments, &by_hand).unwrap();
     let command = "stellage crds --with-policies --operator-namespace default --service-account brain --api-service-account notes-stellage-api | kubectl";
     assert!(by_hand.contains(command), "{by_hand}");
-    let accounts_first = "kubectl delete accounts --all";
+    let accounts_first = "kubectl delete accounts.stellage.dev --all";
     assert!(!with.contains(accounts_first), "{with}");
     let without_crds = helm
         .with(&arguments, &json!({ "crds": { "keep": false } }))

@@ -32,6 +32,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "stellage.api.component" -}}{{ eq .Values.mode "all" | ternary "all" "api" }}{{- end -}}
 {{- define "stellage.controller.component" -}}{{ eq .Values.mode "all" | ternary "all" "controller" }}{{- end -}}
 
+{{/* Whether the number of replicas of the REST API is left to a HorizontalPodAutoscaler. */}}
+{{- define "stellage.api.autoscales" -}}{{ and .Values.api.autoscaling.enabled (gt (int .Values.api.replicas) 0) | ternary "yes" "" }}{{- end -}}
+
 {{/* The service accounts. With `mode: all` they are one. */}}
 {{- define "stellage.api.serviceAccount" -}}
 {{- default (eq .Values.mode "all" | ternary (include "stellage.fullname" .) (printf "%s-api" (include "stellage.fullname" .))) .Values.serviceAccounts.api -}}

@@ -60,7 +60,7 @@ metadata:
     {{- include "stellage.labels" $root | nindent 4 }}
     {{- toYaml $labels | nindent 4 }}
 spec:
-  {{- if not (and $servesApi $values.api.autoscaling.enabled) }}
+  {{- if not (and $servesApi (include "stellage.api.autoscales" $root)) }}
   replicas: {{ $pods.replicas }}
   {{- end }}
   selector:

@@ -69,8 +69,8 @@ pub(crate) fn region_label<'a>(catalogue: &Catalogue, region: &'a str) -> &'a st
 struct Counted {
     states: BTreeMap<&'static str, i64>,
     overdue: i64,
-    /// Creations that became late in a span of time.
-    late: u64,
+    /// The namespaces of creations that became late in a span of time.
+    late: Vec<String>,
     /// Namespaces with instances about which the provider could not be asked last.
     failing: BTreeSet<String>,
 }
@@ -112,7 +112,7 @@ impl<P: Provider> Census<P> {
         rounds.last = now;
         if now.duration_since(rounds.began) > SCRAPED_WITHIN {
             for (region, counted) in std::mem::take(&mut rounds.missed) {
-                self.add_late(region, counted.late);
+                self.add_late(region, &counted.late);
             }
         }
     }
@@ -121,7 +121,7 @@ impl<P: Provider> Census<P> {
         let metrics = &self.metrics;
         let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         for (region, counted) in self.count(last, now) {
-            self.add_late(region.clone(), counted.late);
+            self.add_late(region.clone(), &counted.late);
             for state in InstanceState::ALL.map(InstanceState::as_str) {
                 let number = counted.states.get(state).copied().unwrap_or_default();
                 let region = region.clone();
@@ -158,11 +158,14 @@ impl<P: Provider> Census<P> {
         )
     }
 
-    fn add_late(&self, region: String, late: u64) {
+    fn add_late(&self, region: String, late: &[String]) {
         let creates_late = &self.metrics.creates_late;
         creates_late
             .get_or_create_owned(&RegionLabels { region })
-            .inc_by(late);
+            .inc_by(late.len() as u64);
+        for account in late {
+            self.metrics.accounts_with_late_creates.note(account);
+        }
     }
 }
 
@@ -221,9 +224,9 @@ fn by_region<'a>(
             *counted.states.entry(state.as_str()).or_default() += 1;
         }
         let reason = conditions::find(&status.conditions, READY).map_or("", |ready| &ready.reason);
+        let namespace = || instance.metadata.namespace.clone().unwrap_or_default();
         if ProviderError::is_reason(reason) {
-            let namespace = instance.metadata.namespace.clone().unwrap_or_default();
-            counted.failing.insert(namespace);
+            counted.failing.insert(namespace());
         }
         let Some(operation) = &status.operation else {
             continue;
@@ -236,7 +239,9 @@ fn by_region<'a>(
         // A backup may be of any size.
         if operation.kind == OperationKind::Create && instance.spec.restore_from.is_none() {
             let late_at = creation_began(instance) + CREATED_IN_TIME;
-            counted.late += u64::from(last < late_at && late_at <= now);
+            if last < late_at && late_at <= now {
+                counted.late.push(namespace());
+            }
         }
     }
     counted
@@ -247,7 +252,7 @@ mod tests {
     use domain::{catalogue::testing::catalogue, provider::Timings};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
     use providers::simulator::{Faults, Pools, Simulator};
-    use runtime::{objects::store, testing::TestClock};
+    use runtime::{metrics::Format, objects::store, testing::TestClock};
     use serde_json::{Value, json};
 
     use super::*;
@@ -349,7 +354,7 @@ mod tests {
                 ("12:04:45", "12:05:00"),
                 ("12:05:00", "12:05:15"),
             ]
-            .map(|(last, now)| count(&all, last, now)[0].late)
+            .map(|(last, now)| count(&all, last, now)[0].late.len())
         };
         assert_eq!(
             late(json!({ "operation": operation("Create", "12:00:01") })),
@@ -400,6 +405,11 @@ mod tests {
             late.get()
         });
         assert_eq!(seen, [0, 0, 1, 1]);
+        let page = census.metrics.render(Format::Prometheus).unwrap();
+        assert!(
+            page.contains("\nstellage_accounts_with_late_creates 1\n"),
+            "{page}"
+        );
     }
 
     #[test]

@@ -20,6 +20,7 @@
 //! - [`ops`]: the port of `/healthz`, `/readyz` and `/metrics`;
 //! - [`write_pressure`]: the rate of writes, so that writes of low priority can be deferred;
 //! - [`object_ref`]: namespace and name of an object;
+//! - [`recent_accounts`]: how many accounts something has happened to lately;
 //! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile; [`work_queue`]: reconciles them,
 //!   round-robin over the accounts;
 //! - [`restored`]: notices that the API server's data was put back to an older state;
@@ -55,6 +56,7 @@ pub mod open_files;
 pub mod ops;
 #[cfg(target_os = "linux")]
 mod process_metrics;
+pub mod recent_accounts;
 pub mod reconcile_queue;
 pub mod restored;
 pub mod server_time;

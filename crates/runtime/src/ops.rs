@@ -76,6 +76,7 @@ fn answer<B>(request: &Request<B>, health: &Health, metrics: &Metrics) -> Respon
             let accept = request.headers().get_all(ACCEPT).iter();
             let accept: Vec<_> = accept.filter_map(|value| value.to_str().ok()).collect();
             let format = Format::accepted(&accept.join(","));
+            metrics.api_ready.set(i64::from(health.not_ready().is_empty()));
             match metrics.render(format) {
                 Ok(page) => (
                     StatusCode::OK,
@@ -129,6 +130,17 @@ mod tests {
         assert_eq!(get("/readyz", &health).await.0, 200);
         assert_eq!(get("/healthz", &health).await.0, 200);
         assert_eq!(get("/", &health).await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn metrics_tell_whether_the_api_is_ready() {
+        let health = Health::default();
+        health.expect("watch Instance", "the first list");
+        let (_, page) = get("/metrics", &health).await;
+        assert!(page.contains("\nstellage_api_ready 0\n"), "{page}");
+        health.ready("watch Instance");
+        let (_, page) = get("/metrics", &health).await;
+        assert!(page.contains("\nstellage_api_ready 1\n"), "{page}");
     }
 
     #[tokio::test]

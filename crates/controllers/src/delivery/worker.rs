@@ -12,13 +12,18 @@ use super::{
     write_queue::{CallQueue, NextWrite, Permit, WriteQueue},
 };
 use crate::{event_log, webhook::shared::Shared};
-use domain::delivery::{Command, JobKey, PageWritten, Receipt, Written};
-use runtime::metrics::{OutcomeLabels, ReceiverLabels};
+use domain::delivery::{Command, JobKey, PageWritten, Receipt, WebhookKey, Written};
+use runtime::{
+    Metrics,
+    metrics::{OutcomeLabels, ReceiverLabels},
+};
 
 /// How often to poll the dispatcher even without a wake-up.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 /// Maximum number of commands taken in one go, while others wait for the dispatcher.
 const AT_ONCE: usize = 256;
+/// An event that comes later is late (docs/runbooks.md, StellageEventsBurnFast).
+const IN_TIME: Duration = Duration::from_secs(30);
 /// Maximum number of concurrent lookups of Deliveries, as a multiple of the concurrent writes.
 const CHECKS_PER_WRITE: usize = 2;
 /// Maximum number of resend requests completed at the same time. Each reads a page of the event log.
@@ -82,7 +87,7 @@ pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
                         let now = shared.now();
                         let receipt = shared.state.lock().dispatcher.attempted(&job, report, now);
                         if let Some(receipt) = receipt {
-                            count(&shared, receipt);
+                            count(&shared.deps.metrics, &webhook, receipt);
                         }
                         shared.statuses.lock().touch(webhook);
                         shared.wake.worker.notify_one();
@@ -141,15 +146,17 @@ pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
     }
 }
 
-fn count(shared: &Shared, receipt: Receipt) {
+fn count(metrics: &Metrics, webhook: &WebhookKey, receipt: Receipt) {
     let receiver = if receipt.was_expected {
         "healthy"
     } else {
         "failing"
     };
-    shared
-        .deps
-        .metrics
+    if receipt.was_expected && receipt.after > IN_TIME {
+        let account = webhook.split('/').next().unwrap_or_default();
+        metrics.accounts_with_late_events.note(account);
+    }
+    metrics
         .event_receipt_seconds
         .get_or_create_owned(&ReceiverLabels { receiver })
         .observe(receipt.after.as_secs_f64());
@@ -303,5 +310,31 @@ async fn drain(shared: &Arc<Shared>, tasks: &Tasks, mut writes: WriteQueue) {
             () = shared.wake.worker.notified() => {}
             () = tasks.running.wait() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use runtime::metrics::Format;
+
+    use super::*;
+
+    #[test]
+    fn accounts_whose_events_are_late_count_unless_their_receivers_delayed_them() {
+        let metrics = Metrics::new();
+        for (webhook, seconds, was_expected) in [
+            ("ada/ci", 31, true),
+            ("ada/chat", 40, true),
+            ("bob/ci", 30, true),
+            ("eve/ci", 99, false),
+        ] {
+            let after = Duration::from_secs(seconds);
+            count(&metrics, &webhook.into(), Receipt { after, was_expected });
+        }
+        let page = metrics.render(Format::Prometheus).unwrap();
+        assert!(
+            page.contains("\nstellage_accounts_with_late_events 1\n"),
+            "{page}"
+        );
     }
 }

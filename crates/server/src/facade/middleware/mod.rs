@@ -50,7 +50,7 @@ use super::{
         error::{self, Error, ErrorCode},
     },
 };
-use crate::service::credentials::Credential;
+use crate::service::credentials::{Credential, Tenant};
 use runtime::{
     Metrics, audit,
     http::Peer,
@@ -63,6 +63,8 @@ static RATE_LIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit")
 static RATE_LIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 static RATE_LIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 
+/// A request that takes longer is slow (docs/runbooks.md, StellageApiSlow).
+const SLOW: Duration = Duration::from_secs(2);
 /// Maximum length of a request id accepted from a client.
 const MAX_REQUEST_ID: usize = 128;
 
@@ -181,7 +183,15 @@ impl Observer {
         response
     }
 
-    fn count(&self, route: &Route, method: &'static str, status: u16, took: Duration) {
+    /// `tenant` is whose request it was, if it had a key.
+    fn count(
+        &self,
+        route: &Route,
+        method: &'static str,
+        status: u16,
+        took: Duration,
+        tenant: Option<&Tenant>,
+    ) {
         let seconds = || {
             let labels = RouteLabels { route: route.label };
             self.metrics.request_seconds.get_or_create_owned(&labels)
@@ -194,6 +204,13 @@ impl Observer {
                 status,
             })
         };
+        let account = tenant.map_or("", |tenant| &tenant.account);
+        if status >= 500 {
+            self.metrics.accounts_with_failed_requests.note(account);
+        }
+        if took > SLOW {
+            self.metrics.accounts_with_slow_requests.note(account);
+        }
         match status {
             200 if method == "GET" => route.read.get_or_init(|| count(200)).inc(),
             status => count(status).inc(),
@@ -264,6 +281,10 @@ where
             }
         };
         let context = traced.as_ref().map(traces::Span::context);
+        let tenant = request
+            .extensions()
+            .get()
+            .map(|caller: &Caller| caller.credential.tenant.clone());
         // Combinators, because an async block would hold the inner future twice and be so large that its allocation is slow.
         let finish = move |mut response: Response| {
             if let Some(asked) = asked {
@@ -272,7 +293,7 @@ where
             finish(&mut response, &request_id);
             let status = response.status().as_u16();
             let route = &observer.routes[number];
-            observer.count(route, method, status, started.elapsed());
+            observer.count(route, method, status, started.elapsed(), tenant.as_deref());
             tracing::debug!(method, route = route.label, status, "answered");
             if let Some(traced) = traced {
                 traced.set("http.response.status_code", i64::from(status));
@@ -820,6 +841,10 @@ mod tests {
         let page = metrics.render(runtime::metrics::Format::OpenMetrics).unwrap();
         assert!(
             page.contains(r#"method="GET",route="/v1/panic",status="500""#),
+            "{page}"
+        );
+        assert!(
+            page.contains("\nstellage_accounts_with_failed_requests 1\n"),
             "{page}"
         );
     }
