@@ -127,7 +127,7 @@ async fn the_provider_signs_in_the_account_with_the_verified_address_and_its_key
         *status == StatusCode::OK
     })
     .await;
-    // Who it was is told once; what follows has the key.
+    // Who it was is told.
     let lines = audit::lines(&signing.replica, "oidc-session");
     let [line] = &lines[..] else { panic!("{lines:?}") };
     assert_eq!(
@@ -152,12 +152,20 @@ async fn the_provider_signs_in_the_account_with_the_verified_address_and_its_key
         .shows(name)
         .shows("this session");
     // Revoking it ends the session.
-    let revoked = tenant
-        .call(Method::DELETE, &format!("/v1/keys/{name}"), None)
-        .await;
-    assert_eq!(revoked.status, StatusCode::NO_CONTENT);
+    person.submit(&format!("/console/keys/{name}/revoke"), &[]).await;
     let page = person.get("/console/instances").await;
     assert_eq!(page.location(), "/console/sign-in?ended=1");
+    // Who did that is told, too.
+    let lines = eventually(
+        "the line of the write",
+        async || audit::lines(&signing.replica, "oidc-session"),
+        |lines| lines.len() == 2,
+    )
+    .await;
+    assert_eq!(
+        (&lines[1]["operation"], &lines[1]["subject"]),
+        (&json!("DELETE /v1/keys/{id}"), &json!("subject-1"))
+    );
     // So does signing out, even for somebody who has a copy of the cookie.
     let person = signing.sign_in().await;
     let copy = signing.person();

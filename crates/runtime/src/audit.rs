@@ -23,7 +23,7 @@ pub struct Entry {
     pub key: String,
     /// The name that the account holder gave the key.
     pub key_name: String,
-    /// The person, as the OpenID Connect provider calls them (`sub`), of a sign-in.
+    /// The person, as the OpenID Connect provider calls them (`sub`), if they have signed in there.
     pub subject: String,
     /// The address that the request came from.
     pub client: Option<IpAddr>,

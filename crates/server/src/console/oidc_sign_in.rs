@@ -20,7 +20,6 @@ use crate::service::{
     credentials::{Credential, Tenant},
     error::{Error, ErrorCode},
 };
-use runtime::audit;
 
 /// Maximum length of the provider's error code that is shown.
 const MAX_ERROR: usize = 64;
@@ -71,20 +70,10 @@ pub async fn callback(State(app): State<Arc<App>>, request: Request) -> Answer {
     let flow = app.cookies.flow(request.headers(), seal, app.service.now());
     drop(request);
     let mut response = match finish(&app, provider, address, &query, flow.as_ref()).await {
-        Ok((credential, subject)) => {
-            let entry = audit::Entry {
-                subject,
-                client: Some(address),
-                ..audit::Entry::default()
-            };
+        Ok(credential) => {
             let shell = Shell::bare("Signed in");
-            begin_with(
-                &app,
-                &credential,
-                entry,
-                page(StatusCode::OK, &SignedIn { shell }),
-            )
-            .await
+            let next = page(StatusCode::OK, &SignedIn { shell });
+            begin_with(&app, &credential, address, next).await
         }
         Err(problem) => {
             problem.log();
@@ -105,7 +94,7 @@ async fn finish(
     address: IpAddr,
     query: &Query,
     flow: Option<&Flow>,
-) -> Result<(Credential, String), SignInFailure> {
+) -> Result<Credential, SignInFailure> {
     let flow = flow
         .filter(|flow| query.is("state", &flow.state))
         .ok_or(SignInFailure::Stale)?;
@@ -123,7 +112,9 @@ async fn finish(
         let person = provider.redeem(query.get("code"), flow).await?;
         let subject = logged(&person.subject);
         let tenant = account_of(app, person)?;
-        Ok((app.service.begin_sign_in(&tenant).await?, subject))
+        let mut credential = app.service.begin_sign_in(&tenant).await?;
+        credential.subject = Some(subject.into());
+        Ok(credential)
     };
     let signed_in: Result<_, SignInFailure> = signed_in.await;
     // An outage is nobody's attempt.

@@ -1,6 +1,8 @@
 //! Sessions: a sealed cookie that names an ApiKey, never the key itself. There is no session store: each request looks up whether the key
 //! still works.
 
+use std::sync::Arc;
+
 use http::{HeaderMap, HeaderValue, header};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -8,7 +10,10 @@ use serde::{Deserialize, Serialize};
 use super::oidc::{FLOW_LASTS, Flow};
 use crate::{
     seal::Seal,
-    service::credentials::{Credential, KeyIdentity},
+    service::{
+        credentials::{Credential, Credentials, KeyIdentity},
+        error::Error,
+    },
 };
 
 /// Maximum duration of a session.
@@ -25,6 +30,8 @@ pub struct Session {
     namespace: String,
     key: String,
     key_uid: String,
+    /// See [`Credential::subject`].
+    subject: Option<String>,
     expires_at: Timestamp,
 }
 
@@ -37,17 +44,22 @@ impl Session {
             namespace: credential.tenant.namespace.to_string(),
             key: credential.key_name().to_owned(),
             key_uid: credential.key_uid().to_owned(),
+            subject: credential.subject.as_deref().map(str::to_owned),
             expires_at: credential.expires_at().map_or(longest, |end| end.min(longest)),
         }
     }
 
-    pub fn identity(&self) -> KeyIdentity<'_> {
-        KeyIdentity {
+    /// The key with which it began, while that is valid.
+    pub fn credential(&self, credentials: &Credentials, now: Timestamp) -> Result<Credential, Error> {
+        let identity = KeyIdentity {
             account_uid: &self.account_uid,
             namespace: &self.namespace,
             name: &self.key,
             uid: &self.key_uid,
-        }
+        };
+        let mut credential = credentials.resume(&identity, now)?;
+        credential.subject = self.subject.as_deref().map(Arc::from);
+        Ok(credential)
     }
 
     /// Whether it has ended.
@@ -190,6 +202,7 @@ mod tests {
             namespace: "demo".to_owned(),
             key: "key-1".to_owned(),
             key_uid: "u".to_owned(),
+            subject: Some("subject-1".to_owned()),
             expires_at: expires_at.parse().unwrap(),
         }
     }

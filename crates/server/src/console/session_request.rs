@@ -92,7 +92,7 @@ async fn signed_in(
     let Some(session) = app.cookies.session(headers, seal, now) else {
         return Ok(None);
     };
-    let find = || app.service.credentials().resume(&session.identity(), now).ok();
+    let find = || session.credential(app.service.credentials(), now).ok();
     let mut found = find();
     if is_first {
         // Another replica may have started the session, with an ApiKey that this replica has not seen yet.

@@ -149,10 +149,7 @@ pub async fn with_link(State(app): State<Arc<App>>, request: Request) -> Answer 
 pub async fn out(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     if let Ok(seal) = app.seal().await
         && let Some(session) = app.cookies.session(&headers, seal, app.service.now())
-        && let Ok(credential) = app
-            .service
-            .credentials()
-            .resume(&session.identity(), app.service.now())
+        && let Ok(credential) = session.credential(app.service.credentials(), app.service.now())
         && let Err(error) = app.service.end_sign_in(&credential).await
     {
         tracing::warn!(%error, key = credential.key_name(), "cannot revoke the key of a session that has ended");
@@ -166,18 +163,14 @@ pub async fn out(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
 
 /// Starts a session. The next page finds out whether the browser has kept the cookie.
 async fn begin(app: &App, credential: &Credential, address: IpAddr) -> Answer {
-    let entry = audit::Entry {
-        client: Some(address),
-        ..audit::Entry::default()
-    };
-    begin_with(app, credential, entry, see_other("/console/welcome")).await
+    begin_with(app, credential, address, see_other("/console/welcome")).await
 }
 
-/// Starts a session with this answer, which leads to the next page. `entry` says who begins it.
+/// Starts a session with this answer, which leads to the next page.
 pub async fn begin_with(
     app: &App,
     credential: &Credential,
-    mut entry: audit::Entry,
+    address: IpAddr,
     mut response: Response,
 ) -> Answer {
     let now = app.service.now();
@@ -186,9 +179,13 @@ pub async fn begin_with(
     response
         .headers_mut()
         .append(header::SET_COOKIE, cookie.ok_or_else(Refusal::fault)?);
+    let mut entry = audit::Entry {
+        client: Some(address),
+        operation: "sign-in".to_owned(),
+        status: response.status().as_u16(),
+        ..audit::Entry::default()
+    };
     credential.sign(&mut entry);
-    "sign-in".clone_into(&mut entry.operation);
-    entry.status = response.status().as_u16();
     entry.record();
     Ok(response)
 }

@@ -111,6 +111,8 @@ pub struct Credential {
     /// The account that it belongs to.
     pub tenant: Arc<Tenant>,
     key: Arc<Key>,
+    /// The person, as the OpenID Connect provider calls them (`sub`), in a session of the console that they began there.
+    pub subject: Option<Arc<str>>,
 }
 
 impl Credential {
@@ -135,11 +137,12 @@ impl Credential {
         }
     }
 
-    /// Writes into an audit line whose key it is.
+    /// Writes into an audit line whose key it is, and who uses it if that is known.
     pub fn sign(&self, entry: &mut audit::Entry) {
         self.tenant.account.as_ref().clone_into(&mut entry.account);
         self.key_name().clone_into(&mut entry.key);
         entry.key_name = self.key.object.spec.name.clone().unwrap_or_default();
+        entry.subject = self.subject.as_deref().unwrap_or_default().to_owned();
     }
 
     /// Whether a sign-in to the console created the key.
@@ -453,6 +456,7 @@ impl Tables {
         key.is_alive(now()).then(|| Credential {
             tenant: tenant.clone(),
             key: key.clone(),
+            subject: None,
         })
     }
 
@@ -465,6 +469,7 @@ impl Tables {
         (is_same && key.is_alive(now)).then(|| Credential {
             tenant: tenant.clone(),
             key: key.clone(),
+            subject: None,
         })
     }
 
