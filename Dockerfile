@@ -7,6 +7,7 @@ ARG COMMIT=unknown
 RUN version=$(cargo pkgid --package stellage | sed 's/.*[@#]//') \
     && STELLAGE_VERSION="$version ($COMMIT)" cargo rustc --release --locked --package stellage --bin stellage -- \
         -C target-feature=+crt-static -C strip=symbols
+RUN make notices
 
 FROM scratch
 ARG COMMIT=unknown
@@ -15,6 +16,7 @@ LABEL org.opencontainers.image.title=stellage \
       org.opencontainers.image.revision=$COMMIT \
       org.opencontainers.image.licenses=Apache-2.0
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
+COPY --from=build /src/LICENSE /src/target/image/THIRD-PARTY.txt /licenses/
 COPY --from=build /src/target/release/stellage /stellage
 USER 65532:65532
 ENTRYPOINT ["/stellage"]

@@ -5,6 +5,8 @@ CACHE = $${STELLAGE_CACHE_DIR:-$${XDG_CACHE_HOME:-$$HOME/.cache}/stellage}
 CARGO_DENY = $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
 CARGO_CYCLONEDX_VERSION := 0.5.9
 CARGO_CYCLONEDX = $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)
+CARGO_ABOUT_VERSION := 0.9.3
+CARGO_ABOUT = $(CACHE)/cargo-about-$(CARGO_ABOUT_VERSION)
 MDBOOK_VERSION := 0.5.4
 MDBOOK = $(CACHE)/mdbook-$(MDBOOK_VERSION)
 ACTIONLINT_VERSION := 1.7.12
@@ -18,7 +20,7 @@ IMAGE = localhost/stellage:$(VERSION)
 TEST_THREADS = $${RUST_TEST_THREADS:-1024}
 
 .DEFAULT_GOAL := help
-.PHONY: help run test e2e e2e-registry e2e-kubevirt lines lint bench crds chart promised site image reproducible sbom screenshots tools browser cargo-deny cargo-cyclonedx mdbook
+.PHONY: help run test e2e e2e-registry e2e-kubevirt lines lint bench crds chart promised site image notices reproducible sbom screenshots tools browser cargo-deny cargo-cyclonedx cargo-about mdbook
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -83,12 +85,19 @@ site: tools mdbook ## Make the site of the documentation in target/site (REPOSIT
 	@REPOSITORY="$${REPOSITORY:-https://example.com/stellage}" REF="$${REF:-$(COMMIT)}" "$(MDBOOK)/bin/mdbook" build
 
 # Linked statically, the program needs no other files.
-image: tools ## Pack the container image into target/image, without a container engine (IMAGE: its name)
+image: tools notices ## Pack the container image into target/image, without a container engine (IMAGE: its name)
 	@STELLAGE_VERSION="$(VERSION) ($(COMMIT))" cargo rustc --release --locked --package stellage --bin stellage -- \
 	    -C target-feature=+crt-static -C strip=symbols
 	@mkdir -p "$(TARGET)/image"
 	@SOURCE_DATE_EPOCH=$(EPOCH) cargo run --quiet --release --locked --package packer -- --name "$(IMAGE)" --commit "$(COMMIT)" \
-	    --program "$(TARGET)/release/stellage" --output "$(TARGET)/image/stellage.tar"
+	    --program "$(TARGET)/release/stellage" --licenses LICENSE --licenses "$(TARGET)/image/THIRD-PARTY.txt" \
+	    --output "$(TARGET)/image/stellage.tar"
+
+# cargo-about works without a network, but wants all crates of the lock file, those for other systems too.
+notices: tools cargo-about ## Write the licences of what others made into target/image/THIRD-PARTY.txt
+	@cargo fetch --locked --quiet
+	@mkdir -p "$(TARGET)/image"
+	@.ci/notices "$(CARGO_ABOUT)/bin/cargo-about" >"$(TARGET)/image/THIRD-PARTY.txt"
 
 reproducible: image ## Build and pack the image again from scratch, and check that it has the same digest
 	@sha256sum "$(TARGET)/image/stellage.tar" >"$(TARGET)/image/first"
@@ -128,6 +137,11 @@ cargo-cyclonedx: tools
 	@[ -x "$(CARGO_CYCLONEDX)/bin/cargo-cyclonedx" ] || { \
 	    echo "Installing cargo-cyclonedx $(CARGO_CYCLONEDX_VERSION) into $(CARGO_CYCLONEDX), once; this takes some minutes."; \
 	    cargo install --quiet --locked cargo-cyclonedx@$(CARGO_CYCLONEDX_VERSION) --root "$(CARGO_CYCLONEDX)"; }
+
+cargo-about: tools
+	@[ -x "$(CARGO_ABOUT)/bin/cargo-about" ] || { \
+	    echo "Installing cargo-about $(CARGO_ABOUT_VERSION) into $(CARGO_ABOUT), once; this takes some minutes."; \
+	    cargo install --quiet --locked cargo-about@$(CARGO_ABOUT_VERSION) --features cli --root "$(CARGO_ABOUT)"; }
 
 mdbook: tools
 	@[ -x "$(MDBOOK)/bin/mdbook" ] || { \

@@ -408,6 +408,26 @@ fn krew_and_homebrew_get_the_archives_of_the_release_with_their_digests() {
 }
 
 #[test]
+fn what_a_release_changes_in_the_charts_is_there() {
+    let workflow = read(".github/workflows/release.yaml");
+    let values = read("charts/stellage/values.yaml");
+    let replaced: Vec<&str> = workflow
+        .lines()
+        .filter_map(|line| Some(line.split_once("\"s|^")?.1.split_once("$|")?.0))
+        .collect();
+    assert_eq!(replaced.len(), 2, "{replaced:?}");
+    for line in replaced {
+        assert!(values.lines().any(|there| there == line), "{line}");
+    }
+    // They are appended.
+    for chart in ["stellage", "stellage-region"] {
+        let text = read(&format!("charts/{chart}/Chart.yaml"));
+        let is_there = |key: &str| text.lines().any(|line| line.starts_with(key));
+        assert!(!is_there("home:") && !is_there("sources:"), "{chart}");
+    }
+}
+
+#[test]
 fn what_github_reads_is_yaml_and_dependabot_looks_where_there_is_something() {
     let parsed = |file: &Path| -> serde_json::Value {
         let text = fs::read_to_string(file).unwrap();
@@ -433,6 +453,7 @@ fn what_github_reads_is_yaml_and_dependabot_looks_where_there_is_something() {
             "cargo" => "Cargo.toml",
             "gomod" => "go.mod",
             "npm" => "package.json",
+            "maven" => "pom.xml",
             "docker" => "Dockerfile",
             _ => ".github/workflows/ci.yaml",
         };

@@ -28,6 +28,8 @@ pub struct Image<'a> {
     pub version: &'a str,
     pub commit: &'a str,
     pub created: Timestamp,
+    /// By their paths in the image.
+    pub licenses: Vec<(String, Vec<u8>)>,
     /// Maximum compressed size of the files for one architecture, in bytes.
     pub largest: usize,
 }
@@ -55,16 +57,6 @@ fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// The files of the image.
-fn layer(program: &Program) -> io::Result<Vec<u8>> {
-    let authorities = authorities();
-    tar([
-        // Where programs look for them on Debian; the folder is the first that OpenSSL's conventions name.
-        ("etc/ssl/certs/ca-certificates.crt", 0o644, authorities.as_bytes()),
-        (&program.name, 0o755, &program.bytes),
-    ])
-}
-
 /// Mozilla's certificate authorities as PEM.
 fn authorities() -> String {
     webpki_root_certs::TLS_SERVER_ROOT_CERTS
@@ -86,6 +78,19 @@ fn pem(certificate: &[u8]) -> String {
 }
 
 impl Image<'_> {
+    /// The files for one architecture.
+    fn layer(&self, program: &Program) -> io::Result<Vec<u8>> {
+        let authorities = authorities();
+        let mut files = vec![
+            // Where programs look for them on Debian; the folder is the first that OpenSSL's conventions name.
+            ("etc/ssl/certs/ca-certificates.crt", 0o644, authorities.as_bytes()),
+            (program.name.as_str(), 0o755, program.bytes.as_slice()),
+        ];
+        let licenses = self.licenses.iter();
+        files.extend(licenses.map(|(path, text)| (path.as_str(), 0o644, text.as_slice())));
+        tar(files)
+    }
+
     /// Returns the digest of the image's manifest, or of its index if it is for several architectures, and the archive.
     pub fn pack(&self, programs: &[Program]) -> io::Result<(String, Vec<u8>)> {
         let mut layout = Layout::default();
@@ -132,7 +137,7 @@ impl Image<'_> {
 
     /// Adds the image for one architecture and returns the descriptor of its manifest.
     fn manifest(&self, layout: &mut Layout, program: &Program) -> io::Result<Value> {
-        let layer = layer(program)?;
+        let layer = self.layer(program)?;
         let mut compressed = GzBuilder::new().write(Vec::new(), Compression::best());
         compressed.write_all(&layer)?;
         let compressed = compressed.finish()?;
@@ -185,6 +190,10 @@ mod tests {
             version: "1.2.3",
             commit: "c0ffee",
             created: Timestamp::from_second(1_700_000_000).unwrap(),
+            licenses: vec![
+                ("licenses/LICENSE".to_owned(), b"ours".to_vec()),
+                ("licenses/THIRD-PARTY.txt".to_owned(), b"theirs".to_vec()),
+            ],
             largest,
         }
     }
@@ -244,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_leads_to_the_program_and_certificates_that_a_user_who_is_not_root_starts() {
+    fn the_index_leads_to_the_program_certificates_and_licences_for_a_user_who_is_not_root() {
         let (digest, files, _) = pack(&["amd64"]);
         let index = parse(&files["index.json"]);
         let image = &index["manifests"][0];
@@ -273,6 +282,8 @@ mod tests {
         assert_eq!(layer["stellage"], b"amd64");
         let authorities = std::str::from_utf8(&layer["etc/ssl/certs/ca-certificates.crt"]).unwrap();
         assert!(authorities.matches("BEGIN CERTIFICATE").count() > 50);
+        assert_eq!(layer["licenses/LICENSE"], b"ours");
+        assert_eq!(layer["licenses/THIRD-PARTY.txt"], b"theirs");
     }
 
     #[test]

@@ -19,8 +19,8 @@ use program::Program;
 const LARGEST: usize = 25_000_000;
 
 /// Packs a static program as a container image: an OCI layout in a tar archive, which `docker load`, `ctr images import`,
-/// `kind load image-archive` and `skopeo` read. The image has the program, which is its entrypoint, and Mozilla's certificate authorities;
-/// no shell. The same arguments always give the same bytes, and one that would be larger than 25 MB is refused.
+/// `kind load image-archive` and `skopeo` read. The image has the program, which is its entrypoint, Mozilla's certificate authorities and
+/// licences; no shell. The same arguments always give the same bytes, and one that would be larger than 25 MB is refused.
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]
 struct Arguments {
@@ -30,6 +30,9 @@ struct Arguments {
     /// The program, statically linked; one for each architecture that the image is for
     #[arg(long = "program", value_name = "FILE", required = true)]
     programs: Vec<PathBuf>,
+    /// A licence, which the image has in /licenses under the same name; may be repeated
+    #[arg(long, value_name = "FILE")]
+    licenses: Vec<PathBuf>,
     /// The commit that it was built from
     #[arg(long)]
     commit: String,
@@ -62,21 +65,28 @@ fn pack(arguments: &Arguments) -> Result<String, Failure> {
         let path = path.to_owned();
         move |error| Failure::File(path, error)
     };
+    let read = |path: &Path| {
+        let bytes = fs::read(path).map_err(file(path))?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        Ok::<_, Failure>((name.into_owned(), bytes))
+    };
     let mut programs = Vec::new();
     for path in &arguments.programs {
-        let bytes = fs::read(path).map_err(file(path))?;
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let (name, bytes) = read(path)?;
         programs.push(Program::new(name, bytes).map_err(|unfit| Failure::Program(path.clone(), unfit))?);
+    }
+    let mut licenses = Vec::new();
+    for path in &arguments.licenses {
+        let (name, text) = read(path)?;
+        // Where OpenShift's certification looks for them.
+        licenses.push((format!("licenses/{name}"), text));
     }
     let image = Image {
         name: &arguments.name,
         version: env!("CARGO_PKG_VERSION"),
         commit: &arguments.commit,
         created: arguments.created,
+        licenses,
         largest: LARGEST,
     };
     let (digest, archive) = image.pack(&programs)?;
