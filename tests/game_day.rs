@@ -1,16 +1,17 @@
 //! The disasters of docs/runbooks.md: the commands of the page, run in the order that it has them.
 
-use std::os::unix::fs::symlink;
+use std::{collections::BTreeMap, os::unix::fs::symlink};
 
 use age::{secrecy::ExposeSecret as _, x25519};
 use control_plane::{ControlPlane, Identity};
-use k8s_openapi::api::apps::v1::Deployment;
-use kube::{Api, Client};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::ConfigMap};
+use kube::{Api, Client, ResourceExt as _, api::ListParams};
 use reqwest::{Method, StatusCode};
 use resources::{Instance, InstanceState};
 use serde_json::json;
 
 use crate::{
+    chart::kubeconfig_of,
     resilience::{copy_folder, with_servers_stopped},
     support::{
         Operator, OwnPlane, Tenant, bare_plane, eventually,
@@ -24,6 +25,11 @@ use crate::{
 };
 
 const NAMESPACE: &str = "stellage-system";
+/// The region that is lost.
+const LOST: &str = "fr-par-1";
+const OTHER: &str = "de-fra-1";
+/// The commands of the pods, each with a Deployment and a service account of its name, such as `stellage-api`.
+const COMMANDS: [&str; 2] = ["controller", "api"];
 
 /// What an administrator has when disaster strikes: the values of the chart, the keys, the credentials, and the programs.
 struct Desk {
@@ -39,19 +45,27 @@ impl Desk {
         let identity = x25519::Identity::generate();
         let key = identity.to_string().expose_secret().to_owned();
         std::fs::write(folder.path().join("stellage.keys"), key).unwrap();
-        // The test's receiver is on loopback.
-        let values = json!({ "mode": "all", "settings": { "receiverAllow": ["127.0.0.0/8", "::1/128"] } });
-        std::fs::write(folder.path().join("values.yaml"), values.to_string()).unwrap();
         symlink(chart().parent().unwrap(), folder.path().join("charts")).unwrap();
-        Self {
+        let desk = Self {
             folder,
             helm: Helm::alone().await,
             s3: S3::start().await,
             receiver: Receiver::start(|_| Answer::ok()).await,
-        }
+        };
+        desk.write_values(&[LOST, OTHER]);
+        desk
     }
 
-    /// Runs the commands of a section. After each, the operator is as the Deployment says.
+    fn write_values(&self, regions: &[&str]) {
+        // The test's receiver is on loopback.
+        let values = json!({
+            "catalogue": { "regions": regions, "seller": { "name": "Stellage Ltd" } },
+            "settings": { "receiverAllow": ["127.0.0.0/8", "::1/128"] },
+        });
+        std::fs::write(self.folder.path().join("values.yaml"), values.to_string()).unwrap();
+    }
+
+    /// Runs the commands of a section. After each, the operator is as the Deployments say.
     async fn follow(&self, heading: &str, cluster: &mut Cluster) {
         let steps = steps("docs/runbooks.md", heading);
         assert!(!steps.is_empty(), "{heading}");
@@ -70,54 +84,78 @@ impl Desk {
         let mut shell = Shell::on(&cluster.plane, self.folder.path(), &[helm], &environment).await;
         shell.run(command).await;
         drop(shell);
-        cluster.follow_deployment().await;
+        cluster.follow_deployments().await;
     }
 }
 
-/// A control plane, and the operator that runs as long as its Deployment has replicas. No nodes: this is what would be in its pods.
+/// A control plane, and those of [`COMMANDS`] whose Deployments have replicas. No nodes: these are what would be in their pods.
 struct Cluster {
     plane: OwnPlane,
     client: Client,
-    operator: Option<Operator>,
-    arguments: Vec<String>,
+    operators: BTreeMap<&'static str, Operator>,
 }
 
 impl Cluster {
     async fn new() -> Self {
         let plane = bare_plane(ControlPlane::options()).await;
-        let client = plane.client(Identity::Admin).await.unwrap();
-        let mut arguments = vec!["run".to_owned(), "--provisioning-seconds=0.5".to_owned()];
-        arguments.extend(receiver_arguments(&plane));
         Self {
+            client: plane.client(Identity::Admin).await.unwrap(),
             plane,
-            client,
-            operator: None,
-            arguments,
+            operators: BTreeMap::new(),
         }
     }
 
-    async fn follow_deployment(&mut self) {
+    async fn follow_deployments(&mut self) {
         let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
-        let found = deployments.get_opt("stellage").await.unwrap();
-        let replicas = found
-            .and_then(|deployment| deployment.spec?.replicas)
-            .unwrap_or(0);
-        if replicas == 0 {
-            if let Some(mut operator) = self.operator.take() {
-                operator.stop().await;
+        let all = deployments.list(&ListParams::default()).await.unwrap().items;
+        for command in COMMANDS {
+            let name = format!("stellage-{command}");
+            let found = all.iter().find(|deployment| deployment.name_any() == name);
+            let replicas = found.and_then(|deployment| deployment.spec.as_ref()?.replicas);
+            match (replicas.unwrap_or(0), self.operators.remove(command)) {
+                (0, None) => {}
+                (0, Some(mut operator)) => operator.stop().await,
+                (_, running) => {
+                    let operator = match running {
+                        Some(operator) => operator,
+                        None => self.start(command, &name).await,
+                    };
+                    self.operators.insert(command, operator);
+                }
             }
-            // Its pods, which no node has.
+        }
+        if self.operators.is_empty() {
+            // Their pods, which no node has.
             let delete = format!("delete pods --all --namespace {NAMESPACE} --force --ignore-not-found");
             kubectl(&self.plane, &delete, None).unwrap();
-        } else if self.operator.is_none() {
-            wait_for_kinds(&self.plane);
-            let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
-            self.operator = Some(Operator::start(&self.plane, &arguments).await);
         }
     }
 
-    fn operator(&self) -> &Operator {
-        self.operator.as_ref().unwrap()
+    /// Starts what a pod of a Deployment would run, with the chart's catalogue.
+    async fn start(&self, command: &str, name: &str) -> Operator {
+        wait_for_kinds(&self.plane);
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let map = maps.get("stellage-catalogue").await.unwrap();
+        let catalogue = self.plane.folder().join("catalogue.yaml");
+        std::fs::write(&catalogue, &map.data.unwrap()["catalogue.yaml"]).unwrap();
+        let mut arguments = vec![
+            command.to_owned(),
+            "--provisioning-seconds=0.5".to_owned(),
+            format!("--catalogue={}", catalogue.display()),
+        ];
+        if command == "controller" {
+            arguments.push("--service-account=stellage-controller".to_owned());
+            arguments.push("--api-service-account=stellage-api".to_owned());
+            arguments.extend(receiver_arguments(&self.plane));
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let kubeconfig = kubeconfig_of(&self.plane, NAMESPACE, name);
+        Operator::start_with(&self.plane, &arguments, &kubeconfig).await
+    }
+
+    /// What serves the REST API.
+    fn api(&self) -> &Operator {
+        &self.operators["api"]
     }
 
     /// An account as a client sees it that has its key.
@@ -126,7 +164,7 @@ impl Cluster {
             namespace: known.name.clone(),
             key: known.key.clone(),
             kube: self.client.clone(),
-            url: self.operator().url.clone(),
+            url: self.api().url.clone(),
             http: reqwest::Client::new(),
         }
     }
@@ -158,9 +196,10 @@ impl Cluster {
     }
 
     async fn end(&mut self) {
-        if let Some(mut operator) = self.operator.take() {
+        for operator in self.operators.values_mut() {
             operator.stop().await;
         }
+        self.operators.clear();
     }
 }
 
@@ -172,7 +211,7 @@ struct Known {
 }
 
 async fn customer(desk: &Desk, cluster: &Cluster, name: &str) -> Known {
-    let tenant = Tenant::on(&cluster.plane, cluster.operator(), name).await;
+    let tenant = Tenant::on(&cluster.plane, cluster.api(), name).await;
     tenant
         .webhook("orders", &desk.receiver.url("/"), &["instance.created"])
         .await;
@@ -259,8 +298,8 @@ async fn game_day_etcd_is_two_hours_old_and_then_the_region_is_gone() {
     ada.wait_for_state("lost", InstanceState::Running).await;
 
     // What the page has: stop, put the snapshot back, look, start.
-    let steps = steps("docs/runbooks.md", "### etcd is two hours old");
-    let (stop, rest) = steps.split_first().unwrap();
+    let commands = steps("docs/runbooks.md", "### etcd is two hours old");
+    let (stop, rest) = commands.split_first().unwrap();
     desk.run(&stop.command, &mut cluster).await;
     with_servers_stopped(&cluster.plane, || {
         std::fs::remove_dir_all(&etcd).unwrap();
@@ -278,13 +317,13 @@ async fn game_day_etcd_is_two_hours_old_and_then_the_region_is_gone() {
 
     // All that can be in a region; and a server in another.
     let ada = cluster.tenant(&customers[0]);
-    let network = json!({ "region": "fr-par-1" });
+    let network = json!({ "region": LOST });
     let network = ada.call(Method::POST, "/v1/networks", Some(&network)).await;
     let network = network.json()["data"]["id"].as_str().unwrap().to_owned();
     ada.apply("inside", |inside| inside.spec.private_network = Some(network))
         .await;
     ada.apply("elsewhere", |elsewhere| {
-        elsewhere.spec.region = "de-fra-1".to_owned();
+        elsewhere.spec.region = OTHER.to_owned();
         elsewhere.spec.deletion_protection = true;
     })
     .await;
@@ -295,7 +334,13 @@ async fn game_day_etcd_is_two_hours_old_and_then_the_region_is_gone() {
     ada.merge("web", &json!({ "spec": { "deletionProtection": true } }))
         .await;
 
-    desk.follow("### The region is gone", &mut cluster).await;
+    let commands = steps("docs/runbooks.md", "### The region is gone");
+    let (start, rest) = commands.split_last().unwrap();
+    for step in rest {
+        desk.run(&step.command, &mut cluster).await;
+    }
+    desk.write_values(&[OTHER]);
+    desk.run(&start.command, &mut cluster).await;
     let left = |kind: &str| {
         let get = format!("get {kind} --all-namespaces -o custom-columns=:.metadata.name --no-headers");
         let left = kubectl(&cluster.plane, &get, None).unwrap();
@@ -304,12 +349,11 @@ async fn game_day_etcd_is_two_hours_old_and_then_the_region_is_gone() {
     assert_eq!(left("instances"), ["elsewhere"]);
     assert_eq!(left("privatenetworks"), Vec::<String>::new());
     assert_eq!(left("backups").len(), 1);
-    let elsewhere = cluster
-        .tenant(&customers[0])
-        .instances()
-        .get("elsewhere")
-        .await
-        .unwrap();
+    let ada = cluster.tenant(&customers[0]);
+    let elsewhere = ada.instances().get("elsewhere").await.unwrap();
     assert!(elsewhere.spec.deletion_protection);
+    let offered = ada.call(Method::GET, "/v1/regions", None).await.json();
+    let offered = offered["data"].as_array().unwrap();
+    assert_eq!((offered.len(), &offered[0]["id"]), (1, &json!(OTHER)));
     cluster.end().await;
 }

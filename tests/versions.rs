@@ -84,7 +84,7 @@ fn lean(value: &mut Value) {
 }
 
 /// Who writes what a schema describes.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Written {
     /// The client: what it may leave out, and how large it may be, stays.
     Clients,
@@ -112,13 +112,32 @@ fn referred<'a>(document: &'a Value, part: &'a Value) -> &'a Value {
     found.unwrap_or(part)
 }
 
+fn text(value: &Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), ToOwned::to_owned)
+}
+
+/// The texts in a list of a schema.
+fn texts(schema: &Value, list: &str) -> BTreeSet<String> {
+    let all = schema[list].as_array().into_iter().flatten();
+    all.map(text).collect()
+}
+
+/// The values that a schema lists, whether others are allowed or not.
+fn words(schema: &Value) -> BTreeSet<String> {
+    let lists = ["enum", "x-extensible-enum"].map(|list| texts(schema, list));
+    let only = schema.get("const").map(text);
+    lists.into_iter().flatten().chain(only).collect()
+}
+
 /// Compares the schemas of two documents.
 struct Comparison<'a> {
     old: &'a Value,
     new: &'a Value,
     broken: BTreeSet<String>,
-    /// References that were followed, so that those in circles end.
-    followed: BTreeSet<(String, bool, bool)>,
+    /// References that were followed in both, so that those in circles end.
+    followed: BTreeSet<(String, String, Written)>,
 }
 
 impl<'a> Comparison<'a> {
@@ -146,50 +165,43 @@ impl<'a> Comparison<'a> {
 
     /// Compares two schemas, in which references refer to their documents.
     fn schema(&mut self, path: &str, old: &Value, new: &Value, written: Written) {
-        if let Some(reference) = old["$ref"].as_str() {
-            let key = (reference.to_owned(), written.by_clients(), written.by_stellage());
-            if !self.followed.insert(key) {
-                return;
-            }
-        }
-        let (old, new) = (referred(self.old, old), referred(self.new, new));
         if new.is_null() {
             self.breaks(path, "is gone");
             return;
         }
+        if let (Some(was), Some(is)) = (old["$ref"].as_str(), new["$ref"].as_str())
+            && !self.followed.insert((was.to_owned(), is.to_owned(), written))
+        {
+            return;
+        }
+        let (old, new) = (referred(self.old, old), referred(self.new, new));
         let types = |schema: &Value| -> BTreeSet<String> {
             let one = schema["type"].as_str().map(ToOwned::to_owned);
-            let several = schema["type"].as_array().into_iter().flatten();
-            let several = several.filter_map(|name| name.as_str().map(ToOwned::to_owned));
-            one.into_iter().chain(several).collect()
+            one.into_iter().chain(texts(schema, "type")).collect()
         };
         let (was, is) = (types(old), types(new));
         let is_wider = written.by_clients() && was.is_subset(&is) && !written.by_stellage();
         if was != is && !is_wider && !was.is_empty() {
             self.breaks(path, &format!("was of the type {was:?} and is of {is:?}"));
         }
-        let names = |schema: &Value, list: &str| -> BTreeSet<String> {
-            let names = schema[list].as_array().into_iter().flatten();
-            names
-                .map(|name| name.as_str().map_or_else(|| name.to_string(), ToOwned::to_owned))
-                .collect()
-        };
-        let (was, is) = (names(old, "required"), names(new, "required"));
+        let (was, is) = (&old["format"], &new["format"]);
+        if was != is {
+            self.breaks(path, &format!("had the format {was} and has {is}"));
+        }
+        let (was, is) = (texts(old, "required"), texts(new, "required"));
         for name in is.difference(&was).filter(|_| written.by_clients()) {
             self.breaks(path, &format!("{name} is required now"));
         }
         for name in was.difference(&is).filter(|_| written == Written::Stellage) {
             self.breaks(path, &format!("{name} is no longer always there"));
         }
-        let (was, is) = (names(old, "enum"), names(new, "enum"));
-        for word in was.difference(&is).filter(|_| !is.is_empty()) {
+        let (was, is) = (words(old), words(new));
+        let is_listed = !is.is_empty() || written == Written::Stellage;
+        for word in was.difference(&is).filter(|_| is_listed) {
             self.breaks(path, &format!("the word {word} is gone"));
         }
         if written.by_clients() {
-            if was.is_empty() && !is.is_empty() {
-                self.breaks(path, "only some words are allowed now");
-            }
-            self.bounds(path, old, new);
+            self.acceptance(path, old, new);
         }
         for (name, property) in old["properties"].as_object().into_iter().flatten() {
             self.schema(
@@ -216,6 +228,41 @@ impl<'a> Comparison<'a> {
         }
     }
 
+    /// What was accepted still is.
+    fn acceptance(&mut self, path: &str, old: &Value, new: &Value) {
+        let is_closed = |schema: &Value| schema["enum"].is_array() || schema.get("const").is_some();
+        if is_closed(new) && !is_closed(old) {
+            self.breaks(path, "only some words are allowed now");
+        }
+        if old["nullable"] == true && new["nullable"] != true {
+            self.breaks(path, "must not be null now");
+        }
+        for condition in ["pattern", "not", "if", "then", "else"] {
+            let is = &new[condition];
+            if !is.is_null() && *is != old[condition] {
+                let refused = format!("{condition} is {is} now, which may refuse what was taken");
+                self.breaks(path, &refused);
+            }
+        }
+        self.bounds(path, old, new);
+        self.rules(path, old, new);
+    }
+
+    /// There are no other rules in CEL than there were.
+    fn rules(&mut self, path: &str, old: &Value, new: &Value) {
+        let rules = |schema: &Value| -> BTreeSet<String> {
+            let rules = schema["x-kubernetes-validations"]
+                .as_array()
+                .into_iter()
+                .flatten();
+            rules.map(|rule| text(&rule["rule"])).collect()
+        };
+        let was = rules(old);
+        for rule in rules(new).difference(&was) {
+            self.breaks(path, &format!("there is the rule {rule} now"));
+        }
+    }
+
     /// Limits only get wider.
     fn bounds(&mut self, path: &str, old: &Value, new: &Value) {
         type IsNarrower = fn(f64, f64) -> bool;
@@ -238,59 +285,32 @@ impl<'a> Comparison<'a> {
                 _ => {}
             }
         }
-        if !new["pattern"].is_null() && new["pattern"] != old["pattern"] {
-            self.breaks(
-                path,
-                &format!(
-                    "the pattern is {} now, which may refuse what it took",
-                    new["pattern"]
-                ),
-            );
-        }
     }
 
-    /// Compares the operations of two OpenAPI documents.
+    /// Compares the operations of two OpenAPI documents: the endpoints, and the requests that Stellage sends.
     fn operations(&mut self) {
+        self.calls("paths", Written::Clients, Written::Stellage);
+        self.calls("webhooks", Written::Stellage, Written::Clients);
+    }
+
+    fn calls(&mut self, part: &str, request: Written, answer: Written) {
         const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
-        for (path, item) in self.old["paths"].as_object().into_iter().flatten() {
+        for (path, item) in self.old[part].as_object().into_iter().flatten() {
             for method in METHODS.into_iter().filter(|method| item[method].is_object()) {
                 let name = format!("{method} {path}");
-                let (old, new) = (&item[method], &self.new["paths"][path][method]);
+                let (old, new) = (&item[method], &self.new[part][path][method]);
                 if new.is_null() {
                     self.breaks(&name, "is gone");
                     continue;
                 }
-                self.parameters(&name, old, new);
-                let body = |operation: &Value| {
-                    operation["requestBody"]["content"]["application/json"]["schema"].clone()
-                };
-                if !body(old).is_null() {
-                    self.schema(&format!("{name} body"), &body(old), &body(new), Written::Clients);
-                }
-                if new["requestBody"]["required"] == true && old["requestBody"]["required"] != true {
-                    self.breaks(&name, "its body is required now");
-                }
-                for (status, response) in old["responses"].as_object().into_iter().flatten() {
-                    let response = referred(self.old, response);
-                    let new = referred(self.new, &new["responses"][status]);
-                    if new.is_null() {
-                        self.breaks(&name, &format!("it no longer answers {status}"));
-                    }
-                    for (media, content) in response["content"].as_object().into_iter().flatten() {
-                        let path = format!("{name} {status} {media}");
-                        self.schema(
-                            &path,
-                            &content["schema"],
-                            &new["content"][media]["schema"],
-                            Written::Stellage,
-                        );
-                    }
-                }
+                self.parameters(&name, old, new, request);
+                self.body(&name, old, new, request);
+                self.answers(&name, old, new, answer);
             }
         }
     }
 
-    fn parameters(&mut self, name: &str, old: &Value, new: &Value) {
+    fn parameters(&mut self, name: &str, old: &Value, new: &Value, written: Written) {
         let of = |document: &Value, operation: &Value| -> BTreeMap<String, Value> {
             let parameters = operation["parameters"].as_array().into_iter().flatten();
             parameters
@@ -299,17 +319,62 @@ impl<'a> Comparison<'a> {
                 .collect()
         };
         let (old, new) = (of(self.old, old), of(self.new, new));
-        for (key, parameter) in &old {
-            let path = format!("{name} {key}");
-            match new.get(key) {
-                Some(now) => self.schema(&path, &parameter["schema"], &now["schema"], Written::Clients),
-                None => self.breaks(&path, "is gone"),
-            }
+        for (key, was) in &old {
+            self.value(
+                &format!("{name} {key}"),
+                was,
+                new.get(key).unwrap_or(&Value::Null),
+                written,
+            );
         }
         for (key, parameter) in &new {
             let was = old.get(key).is_some_and(|old| old["required"] == true);
-            if parameter["required"] == true && !was {
+            if written.by_clients() && parameter["required"] == true && !was {
                 self.breaks(&format!("{name} {key}"), "is required now");
+            }
+        }
+    }
+
+    /// Compares two parameters, or two headers of an answer.
+    fn value(&mut self, path: &str, old: &Value, new: &Value, written: Written) {
+        let is_left_out = old["required"] == true && new["required"] != true;
+        if written.by_stellage() && is_left_out {
+            self.breaks(path, "is no longer always there");
+        }
+        self.schema(path, &old["schema"], &new["schema"], written);
+    }
+
+    fn body(&mut self, name: &str, old: &Value, new: &Value, written: Written) {
+        let (old, new) = (&old["requestBody"], &new["requestBody"]);
+        let schema = |body: &Value| body["content"]["application/json"]["schema"].clone();
+        if !schema(old).is_null() {
+            self.schema(&format!("{name} body"), &schema(old), &schema(new), written);
+        }
+        if written.by_clients() && new["required"] == true && old["required"] != true {
+            self.breaks(name, "its body is required now");
+        }
+    }
+
+    fn answers(&mut self, name: &str, old: &Value, new: &Value, written: Written) {
+        for (status, was) in old["responses"].as_object().into_iter().flatten() {
+            let name = format!("{name} {status}");
+            let was = referred(self.old, was);
+            let is = referred(self.new, &new["responses"][status]);
+            if is.is_null() {
+                self.breaks(&name, "is no longer an answer");
+            }
+            for (header, was) in was["headers"].as_object().into_iter().flatten() {
+                let was = referred(self.old, was);
+                let is = referred(self.new, &is["headers"][header]);
+                self.value(&format!("{name} {header}"), was, is, written);
+            }
+            for (media, content) in was["content"].as_object().into_iter().flatten() {
+                self.schema(
+                    &format!("{name} {media}"),
+                    &content["schema"],
+                    &is["content"][media]["schema"],
+                    written,
+                );
             }
         }
     }
@@ -402,6 +467,7 @@ fn no_kind_loses_what_the_last_release_had() {
                 comparison.breaks(kind, &format!("{} cannot be selected by", field["jsonPath"]));
             }
         }
+        comparison.rules(kind, &old["schema"], &new["schema"]);
         for part in ["spec", "status"] {
             let of = |kind: &Value| kind["schema"]["properties"][part].clone();
             let written = if part == "spec" {
@@ -439,7 +505,15 @@ fn the_comparison_notices_what_v1_may_not_do_and_lets_it_grow() {
     type Change = fn(&mut Value);
     let old = json!({
         "type": "object", "required": ["a"],
-        "properties": { "a": { "type": "string", "maxLength": 63 }, "b": { "enum": ["x", "y"] }, "c": { "type": "array", "items": { "type": "integer" } } },
+        "properties": {
+            "a": { "type": "string", "maxLength": 63 },
+            "b": { "enum": ["x", "y"] },
+            "c": { "type": "array", "items": { "type": "integer" } },
+            "open": { "x-extensible-enum": ["x", "y"] },
+            "only": { "const": "x" },
+            "time": { "type": "string", "format": "date-time", "nullable": true },
+            "ruled": { "x-kubernetes-validations": [{ "rule": "self != 'x'", "message": "must not be x" }] },
+        },
     });
     let differ = |change: &dyn Fn(&mut Value), written| {
         let mut new = old.clone();
@@ -448,7 +522,7 @@ fn the_comparison_notices_what_v1_may_not_do_and_lets_it_grow() {
         comparison.schema("o", &old, &new, written);
         !comparison.broken.is_empty()
     };
-    let changes: [(&str, Change, [bool; 2]); 9] = [
+    let changes: [(&str, Change, [bool; 2]); 21] = [
         ("nothing", |_| {}, [false, false]),
         (
             "a new optional field",
@@ -492,6 +566,66 @@ fn the_comparison_notices_what_v1_may_not_do_and_lets_it_grow() {
             |new| new["properties"]["b"]["enum"] = json!(["x"]),
             [true, true],
         ),
+        (
+            "a word that is gone from an open list",
+            |new| new["properties"]["open"]["x-extensible-enum"] = json!(["x"]),
+            [true, true],
+        ),
+        (
+            "a new word in an open list",
+            |new| new["properties"]["open"]["x-extensible-enum"] = json!(["x", "y", "z"]),
+            [false, false],
+        ),
+        (
+            "an open list that is gone",
+            |new| new["properties"]["open"] = json!({}),
+            [false, true],
+        ),
+        (
+            "an open list that is closed",
+            |new| new["properties"]["open"] = json!({ "enum": ["x", "y"] }),
+            [true, false],
+        ),
+        (
+            "another only value",
+            |new| new["properties"]["only"]["const"] = json!("y"),
+            [true, true],
+        ),
+        (
+            "another format",
+            |new| new["properties"]["time"]["format"] = json!("date"),
+            [true, true],
+        ),
+        (
+            "a field that must not be null now",
+            |new| new["properties"]["time"]["nullable"] = json!(false),
+            [true, false],
+        ),
+        (
+            "a changed rule with the same message",
+            |new| new["properties"]["ruled"]["x-kubernetes-validations"][0]["rule"] = json!("self < 'x'"),
+            [true, false],
+        ),
+        (
+            "a new rule",
+            |new| new["x-kubernetes-validations"] = json!([{ "rule": "has(self.b)" }]),
+            [true, false],
+        ),
+        (
+            "another message of a rule",
+            |new| new["properties"]["ruled"]["x-kubernetes-validations"][0]["message"] = json!("not x"),
+            [false, false],
+        ),
+        (
+            "a rule that is gone",
+            |new| new["properties"]["ruled"] = json!({}),
+            [false, false],
+        ),
+        (
+            "a new condition",
+            |new| new["not"] = json!({ "required": ["b"] }),
+            [true, false],
+        ),
     ];
     for (what, change, [breaks_clients, breaks_readers]) in changes {
         assert_eq!(
@@ -503,6 +637,153 @@ fn the_comparison_notices_what_v1_may_not_do_and_lets_it_grow() {
             differ(&change, Written::Stellage),
             breaks_readers,
             "{what}, in an answer"
+        );
+    }
+}
+
+#[test]
+fn the_comparison_notices_what_endpoints_and_events_may_not_lose_and_lets_them_grow() {
+    type Change = fn(&mut Value);
+    fn set(document: &mut Value, pointer: &str, value: Value) {
+        *document.pointer_mut(pointer).unwrap() = value;
+    }
+    fn remove(document: &mut Value, pointer: &str, name: &str) {
+        let fields = document.pointer_mut(pointer).unwrap().as_object_mut().unwrap();
+        fields.remove(name).unwrap();
+    }
+    let content = |name: &str| {
+        let schema = json!({ "$ref": format!("#/components/schemas/{name}") });
+        json!({ "application/json": { "schema": schema } })
+    };
+    let old = json!({
+        "paths": { "/things": { "post": {
+            "parameters": [{ "in": "query", "name": "dry", "schema": { "type": "boolean" } }],
+            "requestBody": { "content": content("Thing") },
+            "responses": { "200": {
+                "headers": { "ETag": { "$ref": "#/components/headers/ETag" } },
+                "content": content("Thing"),
+            } },
+        } } },
+        "webhooks": { "thing.made": { "post": {
+            "parameters": [{ "in": "header", "name": "id", "required": true, "schema": { "type": "string" } }],
+            "requestBody": { "content": content("Made"), "required": true },
+            "responses": { "2XX": {}, "410": {} },
+        } } },
+        "components": {
+            "headers": { "ETag": { "required": true, "schema": { "type": "string" } } },
+            "schemas": {
+                "Made": { "required": ["at"], "properties": { "at": { "$ref": "#/components/schemas/Text" } } },
+                "Number": { "type": "integer" },
+                "Text": { "type": "string" },
+                "Thing": { "properties": {
+                    "a": { "$ref": "#/components/schemas/Text" },
+                    "b": { "$ref": "#/components/schemas/Text" },
+                } },
+            },
+        },
+    });
+    let changes: [(&str, Change, bool); 18] = [
+        ("nothing", |_| {}, false),
+        ("an endpoint", |new| remove(new, "/paths", "/things"), true),
+        (
+            "a parameter",
+            |new| set(new, "/paths/~1things/post/parameters", json!([])),
+            true,
+        ),
+        (
+            "a body that is required now",
+            |new| new["paths"]["/things"]["post"]["requestBody"]["required"] = json!(true),
+            true,
+        ),
+        (
+            "a status",
+            |new| remove(new, "/paths/~1things/post/responses", "200"),
+            true,
+        ),
+        (
+            "a header of an answer",
+            |new| remove(new, "/paths/~1things/post/responses/200/headers", "ETag"),
+            true,
+        ),
+        (
+            "a header of an answer that may be missing now",
+            |new| set(new, "/components/headers/ETag/required", json!(false)),
+            true,
+        ),
+        (
+            "a field with the schema of another",
+            |new| remove(new, "/components/schemas/Thing/properties", "b"),
+            true,
+        ),
+        (
+            "a field that refers to another schema now",
+            |new| {
+                let number = json!("#/components/schemas/Number");
+                set(new, "/components/schemas/Thing/properties/b/$ref", number);
+            },
+            true,
+        ),
+        ("an event", |new| remove(new, "/webhooks", "thing.made"), true),
+        (
+            "a header of an event",
+            |new| set(new, "/webhooks/thing.made/post/parameters", json!([])),
+            true,
+        ),
+        (
+            "a header of an event that may be missing now",
+            |new| remove(new, "/webhooks/thing.made/post/parameters/0", "required"),
+            true,
+        ),
+        (
+            "a field of an event",
+            |new| remove(new, "/components/schemas/Made/properties", "at"),
+            true,
+        ),
+        (
+            "a field of an event that may be missing now",
+            |new| set(new, "/components/schemas/Made/required", json!([])),
+            true,
+        ),
+        (
+            "an answer to an event",
+            |new| remove(new, "/webhooks/thing.made/post/responses", "410"),
+            true,
+        ),
+        (
+            "a new endpoint and a new event",
+            |new| {
+                new["paths"]["/more"] = json!({ "get": {} });
+                new["webhooks"]["thing.gone"] = json!({ "post": {} });
+            },
+            false,
+        ),
+        (
+            "a new header of an answer",
+            |new| {
+                new["paths"]["/things"]["post"]["responses"]["200"]["headers"]["Age"] = json!({});
+            },
+            false,
+        ),
+        (
+            "a new header of an event",
+            |new| {
+                let parameters = &mut new["webhooks"]["thing.made"]["post"]["parameters"];
+                let more = json!({ "in": "header", "name": "more", "required": true, "schema": {} });
+                parameters.as_array_mut().unwrap().push(more);
+            },
+            false,
+        ),
+    ];
+    for (what, change, breaks) in changes {
+        let mut new = old.clone();
+        change(&mut new);
+        let mut comparison = Comparison::of(&old, &new);
+        comparison.operations();
+        assert_eq!(
+            !comparison.broken.is_empty(),
+            breaks,
+            "{what}: {:?}",
+            comparison.broken
         );
     }
 }
