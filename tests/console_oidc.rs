@@ -152,7 +152,7 @@ async fn the_provider_signs_in_the_account_with_the_verified_address_and_its_key
         .shows(name)
         .shows("this session");
     // Revoking it ends the session.
-    person.submit(&format!("/console/keys/{name}/revoke"), &[]).await;
+    person.post(&format!("/console/keys/{name}/revoke"), &[]).await;
     let page = person.get("/console/instances").await;
     assert_eq!(page.location(), "/console/sign-in?ended=1");
     // Who did that is told, too.

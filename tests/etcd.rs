@@ -159,6 +159,7 @@ async fn etcd_stores_no_more_for_an_object_than_the_formula_of_the_docs_has_for_
         ("instances × ", "/registry/stellage.dev/instances/"),
         ("webhooks × ", "/registry/stellage.dev/webhooks/"),
         ("backups × ", "/registry/stellage.dev/backups/"),
+        ("private networks × ", "/registry/stellage.dev/privatenetworks/"),
         (
             "deliveries that are owed, held or kept × ",
             "/registry/stellage.dev/deliveries/",
@@ -175,11 +176,6 @@ async fn etcd_stores_no_more_for_an_object_than_the_formula_of_the_docs_has_for_
     let log = stored(&plane, "/registry/stellage.dev/eventlogs/etcd/").await;
     let events = 3 * INSTANCES;
     measured.push(("86,400 events of ", kib(log.iter().sum(), events)));
-    let networks = stored(&plane, "/registry/stellage.dev/privatenetworks/").await;
-    println!(
-        "a private network, of which the page says nothing: {:.2} KiB",
-        mean(&networks)
-    );
     let table: Vec<String> = measured
         .iter()
         .map(|(words, size)| format!("{words}{} KiB: {size:.2}", promised(words)))

@@ -6,7 +6,7 @@ use control_plane::{ControlPlane, Identity};
 use k8s_openapi::{api::rbac::v1::RoleBinding, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
     Api, Client, Resource as _, ResourceExt as _,
-    api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
 };
 use reqwest::Method;
 use resources::api_key::new_key;
@@ -180,7 +180,15 @@ pub async fn tenant_of(tenant: &Tenant, user: &str) -> Client {
     bindings.create(&PostParams::default(), &binding).await.unwrap();
     let mut config = plane.config(Identity::Admin).await.unwrap();
     config.auth_info.impersonate = Some(user.to_owned());
-    Client::try_from(config).unwrap()
+    let client = Client::try_from(config).unwrap();
+    let theirs: Api<Instance> = Api::namespaced(client.clone(), &tenant.namespace);
+    eventually(
+        "the binding to count",
+        async || theirs.list(&ListParams::default()).await.is_ok(),
+        |may| *may,
+    )
+    .await;
+    client
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,7 @@
 //! at the same moments.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     fmt::Write as _,
     sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
@@ -42,6 +42,8 @@ const INSTANCE_UID: &str = "stellage.dev/instance-uid";
 /// The same of backups and of private networks.
 const BACKUP_UID: &str = "stellage.dev/backup-uid";
 const NETWORK_UID: &str = "stellage.dev/network-uid";
+/// The annotation of a run that says which operation powered it on.
+const BOOT: &str = "stellage.dev/boot";
 /// The private network that many servers share.
 const SHARED_NETWORK: &str = "pn-shared";
 /// Networks that come and go, one after the other, while servers live in others.
@@ -176,8 +178,8 @@ impl Life {
 #[derive(Default)]
 struct Shown {
     instances: HashMap<String, Instance>,
-    /// Of each server, by its name, the UIDs of all its runs.
-    runs: HashMap<String, BTreeSet<String>>,
+    /// Of each server, by its name, all its runs by their UIDs, and what was seen of each.
+    runs: HashMap<String, BTreeMap<String, Vec<String>>>,
     /// By UID of the instance.
     addresses: HashMap<String, String>,
     /// The same within private networks, with the network's name.
@@ -257,13 +259,23 @@ impl World {
         let runs = self.region.api(&kinds::RUN, &self.namespace).await;
         let events = watcher(runs, watcher::Config::default()).backoff(backoff());
         let see = async |event: Event<DynamicObject>| {
+            let is_gone = matches!(event, Event::Delete(_));
             if let Event::Apply(run) | Event::InitApply(run) | Event::Delete(run) = event {
+                let seen = format!(
+                    "{}: {} {:?} {}{}",
+                    jiff::Timestamp::now(),
+                    run.data["status"]["phase"],
+                    run.annotations().get(BOOT),
+                    if run.metadata.deletion_timestamp.is_some() {
+                        "is being deleted"
+                    } else {
+                        ""
+                    },
+                    if is_gone { ", gone" } else { "" },
+                );
                 let mut shown = self.shown.lock();
-                shown
-                    .runs
-                    .entry(run.name_any())
-                    .or_default()
-                    .insert(run.uid().unwrap());
+                let runs = shown.runs.entry(run.name_any()).or_default();
+                runs.entry(run.uid().unwrap()).or_default().push(seen);
             }
         };
         events.filter_map(async |event| event.ok()).for_each(see).await;
@@ -609,11 +621,14 @@ impl World {
         let claims: HashMap<_, _> = self.list::<PersistentVolumeClaim>().await.into_iter().collect();
         let disks: HashMap<_, _> = self.list_of(&kinds::DISK).await.into_iter().collect();
         for life in lives {
-            let runs = self.shown.lock().runs.get(&life.id).map_or(0, BTreeSet::len);
+            let runs = self.shown.lock().runs.get(&life.id).cloned().unwrap_or_default();
             if life.is_patient {
-                assert_eq!(runs, life.boots, "power-ons of {life:#?}");
+                assert_eq!(runs.len(), life.boots, "power-ons of {life:#?}: {runs:#?}");
             } else {
-                assert!((1..=life.boots).contains(&runs), "{runs} power-ons of {life:#?}");
+                assert!(
+                    (1..=life.boots).contains(&runs.len()),
+                    "power-ons of {life:#?}: {runs:#?}"
+                );
             }
             let all = life.events.len() + life.backed_up;
             let told = eventually(
@@ -917,7 +932,7 @@ async fn whatever_is_killed_and_when_nothing_happens_twice_and_nothing_is_lost()
     world.tenant.url.clone_from(&stellage.operator.url);
     Box::pin(world.watching(world.check(&lives))).await;
     let asked: usize = lives.iter().map(|life| life.asked.len() + 1).sum();
-    let boots: usize = world.shown.lock().runs.values().map(BTreeSet::len).sum();
+    let boots: usize = world.shown.lock().runs.values().map(BTreeMap::len).sum();
     let backups: usize = lives.iter().map(|life| life.backed_up).sum();
     let restored = lives.iter().filter(|life| life.restored.is_some()).count();
     println!(
