@@ -142,7 +142,7 @@ impl Credential {
         self.tenant.account.as_ref().clone_into(&mut entry.account);
         self.key_name().clone_into(&mut entry.key);
         entry.key_name = self.key.object.spec.name.clone().unwrap_or_default();
-        entry.subject = self.subject.as_deref().unwrap_or_default().to_owned();
+        entry.subject = self.subject.as_deref().map(str::to_owned).unwrap_or_default();
     }
 
     /// Whether a sign-in to the console created the key.
