@@ -93,11 +93,13 @@ image: tools notices ## Pack the container image into target/image, without a co
 	    --program "$(TARGET)/release/stellage" --licenses LICENSE --licenses "$(TARGET)/image/THIRD-PARTY.txt" \
 	    --output "$(TARGET)/image/stellage.tar"
 
-# cargo-about works without a network, but wants all crates of the lock file, those for other systems too.
+# cargo-about works without a network, but wants all crates of the lock file, those for other systems too. It reads for minutes.
 notices: tools cargo-about ## Write the licences of what others made into target/image/THIRD-PARTY.txt
 	@cargo fetch --locked --quiet
 	@mkdir -p "$(TARGET)/image"
-	@.ci/notices "$(CARGO_ABOUT)/bin/cargo-about" >"$(TARGET)/image/THIRD-PARTY.txt"
+	@file="$(TARGET)/image/THIRD-PARTY.txt"; \
+	    [ -e "$$file" ] && [ -z "$$(find Cargo.lock about.toml about.hbs .ci/notices packer/licenses -newer "$$file")" ] || { \
+	    .ci/notices "$(CARGO_ABOUT)/bin/cargo-about" >"$$file.new" && mv "$$file.new" "$$file"; }
 
 reproducible: image ## Build and pack the image again from scratch, and check that it has the same digest
 	@sha256sum "$(TARGET)/image/stellage.tar" >"$(TARGET)/image/first"
