@@ -24,9 +24,10 @@ fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
     (output.status.success() && !text.trim().is_empty()).then_some(text)
 }
 
-/// The tag of the last release before the commit that is checked out, which may be a release itself.
+/// The tag of the last release, no pre-release, before the commit that is checked out, which may be a release itself.
 fn last_release(folder: &Path) -> Option<String> {
-    let describe = ["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD^"];
+    let describe = "describe --tags --abbrev=0 --match v[0-9]* --exclude v*-* HEAD^";
+    let describe: Vec<&str> = describe.split(' ').collect();
     git(folder, &describe).map(|tag| tag.trim().to_owned())
 }
 
@@ -237,7 +238,29 @@ impl<'a> Comparison<'a> {
         if old["nullable"] == true && new["nullable"] != true {
             self.breaks(path, "must not be null now");
         }
-        for condition in ["pattern", "not", "if", "then", "else"] {
+        if new["additionalProperties"] == false && old["additionalProperties"] != false {
+            self.breaks(path, "other fields are refused now");
+        }
+        for list in ["allOf", "anyOf", "oneOf"] {
+            let [was, is] = [old, new].map(|schema| schema[list].as_array().map_or(0, Vec::len));
+            if is > was && (list == "allOf" || was == 0) {
+                self.breaks(
+                    path,
+                    &format!("{list} has more parts, which may refuse what was taken"),
+                );
+            }
+        }
+        for condition in [
+            "pattern",
+            "not",
+            "if",
+            "then",
+            "else",
+            "multipleOf",
+            "uniqueItems",
+            "exclusiveMinimum",
+            "exclusiveMaximum",
+        ] {
             let is = &new[condition];
             if !is.is_null() && *is != old[condition] {
                 let refused = format!("{condition} is {is} now, which may refuse what was taken");
@@ -401,7 +424,7 @@ fn a_release_is_compared_with_the_one_before_it() {
         assert!(output.status.success(), "{arguments:?}: {output:?}");
     };
     run(&["init", "--quiet"]);
-    for tag in ["v0.1.0", "v0.2.0"] {
+    for tag in ["v0.1.0", "v0.2.0-rc.1", "v0.2.0"] {
         run(&["commit", "--quiet", "--allow-empty", "--message", tag]);
         run(&["tag", tag]);
     }
@@ -522,7 +545,7 @@ fn the_comparison_notices_what_v1_may_not_do_and_lets_it_grow() {
         comparison.schema("o", &old, &new, written);
         !comparison.broken.is_empty()
     };
-    let changes: [(&str, Change, [bool; 2]); 21] = [
+    let changes: [(&str, Change, [bool; 2]); 25] = [
         ("nothing", |_| {}, [false, false]),
         (
             "a new optional field",
@@ -624,6 +647,26 @@ fn the_comparison_notices_what_v1_may_not_do_and_lets_it_grow() {
         (
             "a new condition",
             |new| new["not"] = json!({ "required": ["b"] }),
+            [true, false],
+        ),
+        (
+            "other fields refused",
+            |new| new["additionalProperties"] = json!(false),
+            [true, false],
+        ),
+        (
+            "one more part of all",
+            |new| new["allOf"] = json!([{ "required": ["b"] }]),
+            [true, false],
+        ),
+        (
+            "alternatives",
+            |new| new["oneOf"] = json!([{ "required": ["b"] }]),
+            [true, false],
+        ),
+        (
+            "another limit",
+            |new| new["properties"]["time"]["exclusiveMinimum"] = json!(1),
             [true, false],
         ),
     ];

@@ -12,11 +12,15 @@ The groups of the PrometheusRule: objectives, and alerts. Each alert has a secti
 {{- $ours := list }}
 {{- range $label, $value := $targets }}{{ $ours = append $ours (printf "%s=%q" $label $value) }}{{ end }}
 {{- $ours = join "," $ours }}
-{{- /* What happens to one or two accounts they may have brought about themselves, unless that is more than half of all. */}}
+{{- /* What happens to one or two accounts they may have brought about themselves, unless that is more than half of all. Each replica of the REST
+API has the accounts that it answers. */}}
+{{- $all := printf "max(stellage_objects{%s,kind=\"Account\"})" $ours }}
 {{- $many := dict }}
-{{- range $what := list "failed_requests" "slow_requests" "late_creates" "late_events" "failed_backups" }}
-{{- $accounts := printf "max(stellage_accounts_with_%s{%s})" $what $ours }}
-{{- $_ := set $many $what (printf "(%s > 2 or 2 * %s > max(stellage_objects{%s,kind=\"Account\"}))" $accounts $accounts $ours) }}
+{{- range $what := list "failed_requests" "slow_requests" "late_creates" "late_events" }}
+{{- range $within := list "6h" "3d" }}
+{{- $accounts := printf "(stellage_accounts_with_%s{%s,within=%q})" $what $ours $within }}
+{{- $_ := set $many (printf "%s_%s" $what $within) (printf "(max%s > 2 or 2 * sum%s > %s)" $accounts $accounts $all) }}
+{{- end }}
 {{- end }}
 {{- /* Shares of what did not go as it should, in percent of what there was, and how many of them are too few to wake anybody. */}}
 {{- $writes := printf "stellage_http_requests_total{%s,method=~\"POST|PATCH|DELETE\"" $ours }}
@@ -25,13 +29,13 @@ The groups of the PrometheusRule: objectives, and alerts. Each alert has a secti
 {{- $receipts := printf "stellage_event_receipt_delay_seconds_bucket{%s,receiver=\"healthy\",le=" $ours }}
 {{- $prompt := printf "%s~\"30(\\\\.0)?\"}" $receipts }}
 {{- $objectives := list
-  (dict "name" "Writes" "accounts" $many.failed_requests "record" "writes_failed" "percent" .objectives.writes "floor" 10
+  (dict "name" "Writes" "accounts" "failed_requests" "record" "writes_failed" "percent" .objectives.writes "floor" 10
     "what" "writing REST requests fail" "window" (printf "sum(rate(%s,status=~\"5..\"}[WINDOW])) / sum(rate(%s}[WINDOW]))" $writes $writes)
     "many" (printf "sum(increase(%s,status=~\"5..\"}[WINDOW]))" $writes))
-  (dict "name" "Starts" "accounts" $many.late_creates "record" "starts_late" "percent" .objectives.starts "floor" 2
+  (dict "name" "Starts" "accounts" "late_creates" "record" "starts_late" "percent" .objectives.starts "floor" 2
     "what" "new servers do not run within five minutes" "window" (printf "sum(rate(%s[WINDOW])) / (sum(rate(%s[WINDOW])) + sum(rate(%s[WINDOW])))" $late $late $created)
     "many" (printf "sum(increase(%s[WINDOW]))" $late))
-  (dict "name" "Events" "accounts" $many.late_events "record" "events_late" "percent" .objectives.events "floor" 20
+  (dict "name" "Events" "accounts" "late_events" "record" "events_late" "percent" .objectives.events "floor" 20
     "what" "events do not reach healthy receivers within 30 seconds" "window" (printf "1 - sum(rate(%s[WINDOW])) / sum(rate(%s\"+Inf\"}[WINDOW]))" $prompt $receipts)
     "many" (printf "sum(increase(%s\"+Inf\"}[WINDOW])) - sum(increase(%s[WINDOW]))" $receipts $prompt)) }}
 groups:
@@ -52,7 +56,7 @@ groups:
       {{- end }}
       # At this rate a fiftieth of what may fail in 30 days does so within an hour, or a twentieth within six hours.
       - alert: Stellage{{ $objective.name }}BurnFast
-        expr: {{ printf "((%s and %s) or (%s and %s)) and on () (%s > %d) and on () %s" (get $over "1h") (get $over "5m") (get $over "6h") (get $over "30m") ($objective.many | replace "WINDOW" "1h") $objective.floor $objective.accounts | quote }}
+        expr: {{ printf "((%s and %s) or (%s and %s)) and on () (%s > %d) and on () %s" (get $over "1h") (get $over "5m") (get $over "6h") (get $over "30m") ($objective.many | replace "WINDOW" "1h") $objective.floor (get $many (printf "%s_6h" $objective.accounts)) | quote }}
         for: 2m
         labels: {severity: critical}
         annotations:
@@ -60,7 +64,7 @@ groups:
           summary: Too many {{ $objective.what }}
           description: At this rate the objective of {{ $objective.percent }} % will be missed within days.
       - alert: Stellage{{ $objective.name }}BurnSlow
-        expr: {{ printf "%s and %s6h{%s} > %.6g and on () (%s > %d) and on () %s" (get $over "3d") $record $ours $budget ($objective.many | replace "WINDOW" "3d") $objective.floor $objective.accounts | quote }}
+        expr: {{ printf "%s and %s6h{%s} > %.6g and on () (%s > %d) and on () %s" (get $over "3d") $record $ours $budget ($objective.many | replace "WINDOW" "3d") $objective.floor (get $many (printf "%s_3d" $objective.accounts)) | quote }}
         for: 1h
         labels: {severity: warning}
         annotations:
@@ -87,7 +91,7 @@ groups:
           summary: No replica of the REST API is ready
           description: Customers are not answered. /readyz of each replica says what it waits for, if there is one.
       - alert: StellageApiErrors
-        expr: {{ printf "sum(rate(stellage_http_requests_total{%s,status=~\"5..\"}[5m])) > 0.05 * sum(rate(stellage_http_requests_total{%s}[5m])) and sum(increase(stellage_http_requests_total{%s,status=~\"5..\"}[5m])) > 10 and %s" $ours $ours $ours $many.failed_requests | quote }}
+        expr: {{ printf "sum(rate(stellage_http_requests_total{%s,status=~\"5..\"}[5m])) > 0.05 * sum(rate(stellage_http_requests_total{%s}[5m])) and sum(increase(stellage_http_requests_total{%s,status=~\"5..\"}[5m])) > 10 and %s" $ours $ours $ours $many.failed_requests_6h | quote }}
         for: 5m
         labels: {severity: critical}
         annotations:
@@ -95,7 +99,7 @@ groups:
           summary: More than 5 % of REST requests fail
           description: With 503 the API server does not answer in time; everything else is in the logs, with the id of the request.
       - alert: StellageApiSlow
-        expr: {{ printf "histogram_quantile(0.99, sum by (le) (rate(stellage_http_request_duration_seconds_bucket{%s}[5m]))) > 2 and sum(increase(stellage_http_request_duration_seconds_bucket{%s,le=\"+Inf\"}[5m])) - sum(increase(stellage_http_request_duration_seconds_bucket{%s,le=~\"2\\\\.38.*\"}[5m])) > 10 and %s" $ours $ours $ours $many.slow_requests | quote }}
+        expr: {{ printf "histogram_quantile(0.99, sum by (le) (rate(stellage_http_request_duration_seconds_bucket{%s}[5m]))) > 2 and sum(increase(stellage_http_request_duration_seconds_bucket{%s,le=\"+Inf\"}[5m])) - sum(increase(stellage_http_request_duration_seconds_bucket{%s,le=~\"2\\\\.38.*\"}[5m])) > 10 and %s" $ours $ours $ours $many.slow_requests_6h | quote }}
         for: 10m
         labels: {severity: warning}
         annotations:
@@ -262,7 +266,7 @@ groups:
           summary: Accounts are not ready
           description: Their account holders can create nothing. The condition Ready says why.
       - alert: StellageBackupsFail
-        expr: {{ printf "sum(increase(stellage_backups_total{%s,outcome=\"failed\"}[6h])) > 0.1 * sum(increase(stellage_backups_total{%s,outcome=~\"completed|failed\"}[6h])) and sum(increase(stellage_backups_total{%s,outcome=\"failed\"}[6h])) > 3 and %s" $ours $ours $ours $many.failed_backups | quote }}
+        expr: {{ printf "sum(increase(stellage_backups_total{%s,outcome=\"failed\"}[6h])) > 0.1 * sum(increase(stellage_backups_total{%s,outcome=~\"completed|failed\"}[6h])) and sum(increase(stellage_backups_total{%s,outcome=\"failed\"}[6h])) > 3 and (max(stellage_accounts_with_failed_backups{%s}) > 2 or 2 * max(stellage_accounts_with_failed_backups{%s}) > %s)" $ours $ours $ours $ours $ours $all | quote }}
         for: 15m
         labels: {severity: warning}
         annotations:

@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(seen, [0, 0, 1, 1]);
         let page = census.metrics.render(Format::Prometheus).unwrap();
         assert!(
-            page.contains("\nstellage_accounts_with_late_creates 1\n"),
+            page.contains("\nstellage_accounts_with_late_creates{within=\"6h\"} 1\n"),
             "{page}"
         );
     }

@@ -333,7 +333,7 @@ mod tests {
         }
         let page = metrics.render(Format::Prometheus).unwrap();
         assert!(
-            page.contains("\nstellage_accounts_with_late_events 1\n"),
+            page.contains("\nstellage_accounts_with_late_events{within=\"6h\"} 1\n"),
             "{page}"
         );
     }

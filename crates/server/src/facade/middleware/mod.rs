@@ -844,7 +844,7 @@ mod tests {
             "{page}"
         );
         assert!(
-            page.contains("\nstellage_accounts_with_failed_requests 1\n"),
+            page.contains("\nstellage_accounts_with_failed_requests{within=\"6h\"} 1\n"),
             "{page}"
         );
     }
