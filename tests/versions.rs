@@ -26,8 +26,16 @@ fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
 
 /// The tag of the last release, no pre-release, before the commit that is checked out, which may be a release itself.
 fn last_release(folder: &Path) -> Option<String> {
-    let describe = "describe --tags --abbrev=0 --match v[0-9]* --exclude v*-* HEAD^";
-    let describe: Vec<&str> = describe.split(' ').collect();
+    let describe = [
+        "describe",
+        "--tags",
+        "--abbrev=0",
+        "--match",
+        "v[0-9]*",
+        "--exclude",
+        "v*-*",
+        "HEAD^",
+    ];
     git(folder, &describe).map(|tag| tag.trim().to_owned())
 }
 

@@ -233,9 +233,9 @@ metrics! {
         pub request_seconds: Family<RouteLabels, Histogram> = Family::new_with_constructor(seconds) =>
             "http_request_duration_seconds", "Time until the head of a REST response";
         pub accounts_with_failed_requests: RecentAccounts =>
-            "accounts_with_failed_requests", "Accounts of which a REST request got a status of 500 or more lately";
+            "accounts_with_failed_requests", "Accounts of which a REST request got a status of 500 or more within that time";
         pub accounts_with_slow_requests: RecentAccounts =>
-            "accounts_with_slow_requests", "Accounts of which a REST request took more than two seconds lately";
+            "accounts_with_slow_requests", "Accounts of which a REST request took more than two seconds within that time";
         pub api_ready: Gauge => "api_ready", "1 while /readyz of this replica of the REST API answers 200";
     }
     register_controllers {
@@ -263,7 +263,7 @@ metrics! {
         pub creates_late: Family<RegionLabels, Counter> =>
             "instance_creates_late", "Servers that did not run within five minutes of the request";
         pub accounts_with_late_creates: RecentAccounts =>
-            "accounts_with_late_creates", "Accounts with a server that became late lately";
+            "accounts_with_late_creates", "Accounts with a server that became late within that time";
         pub accounts_with_provider_failures: Family<RegionLabels, Gauge> =>
             "accounts_with_provider_failures", "Accounts with an instance whose last provider call failed";
         pub accounts_not_ready: Gauge => "accounts_not_ready", "Accounts that are not ready";
@@ -292,7 +292,7 @@ metrics! {
         pub event_receipt_seconds: Family<ReceiverLabels, Histogram> = Family::new_with_constructor(receipt_seconds) =>
             "event_receipt_delay_seconds", "Time from an event to its receipt by a webhook";
         pub accounts_with_late_events: RecentAccounts =>
-            "accounts_with_late_events", "Accounts with a healthy receiver that got an event late lately";
+            "accounts_with_late_events", "Accounts with a healthy receiver that got an event late within that time";
         pub oldest_owed_seconds: Gauge<f64, AtomicU64> =>
             "oldest_owed_delivery_age_seconds", "Time since the oldest event that is owed to a webhook";
         pub accounts_with_disabled_webhooks: Gauge =>

@@ -12,7 +12,7 @@ use super::{
     write_queue::{CallQueue, NextWrite, Permit, WriteQueue},
 };
 use crate::{event_log, webhook::shared::Shared};
-use domain::delivery::{Command, JobKey, PageWritten, Receipt, WebhookKey, Written};
+use domain::delivery::{Command, JobKey, PageWritten, Receipt, WebhookKey, Written, namespace_of};
 use runtime::{
     Metrics,
     metrics::{OutcomeLabels, ReceiverLabels},
@@ -153,8 +153,7 @@ fn count(metrics: &Metrics, webhook: &WebhookKey, receipt: Receipt) {
         "failing"
     };
     if receipt.was_expected && receipt.after > IN_TIME {
-        let account = webhook.split('/').next().unwrap_or_default();
-        metrics.accounts_with_late_events.note(account);
+        metrics.accounts_with_late_events.note(namespace_of(webhook));
     }
     metrics
         .event_receipt_seconds
